@@ -1,0 +1,59 @@
+"""Made-up result sets with the shape of real ones, for figures that need measurements. Nothing here is evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from hiraishin.results import Result, ResultSet, Unit
+
+BASE: dict[str, Any] = {
+    "model": "tiny", "model_sha256": "0" * 64, "quant": "Q4_K_M", "threads": 2, "flash_attn": True, "kv_type": "f16", "code": "c0de",
+}
+WIDTHS = (2, 3, 4, 5, 8, 9, 12, 16)
+PROMPTS = {"lru-cache": (60, 128), "binary-search": (48, 128), "tides": (52, 128), "long-rewrite": (240, 320)}
+
+
+def result(kind: str, inputs: dict[str, Any], record: dict[str, Any], table: dict[str, Any] | None = None) -> Result:
+    """One result without a store."""
+    unit = Unit(kind, BASE | inputs)
+    return Result(unit, record, None if table is None else pd.DataFrame(table), {"library_sha256": "1" * 64}, unit.key)
+
+
+def result_set(results: list[Result]) -> ResultSet:
+    """A result set without a profile."""
+    return ResultSet(None, {"cpu": "a test processor", "cores": 2}, results, name="synthetic")
+
+
+def replays(exact_stock: bool = False) -> list[Result]:
+    """Stock differs from width 4 and, in the long prompt, at every width past position 256; patched is exact."""
+    rng = np.random.default_rng(5)
+    out = []
+    for prompt, (start, tokens) in PROMPTS.items():
+        margin = rng.gamma(1.2, 2.0, tokens)
+        margin[rng.integers(0, tokens, 12)] *= 0.02
+        position = np.arange(tokens)
+        kv = start + position
+        for arm, build, switch in (("stock", "stock", 0), ("patched", "patched", 16)):
+            for width in WIDTHS:
+                size = 0.0 if arm == "patched" or exact_stock else (0.6 if width >= 8 else 0.4 if width >= 4 else 0.0)
+                diff = size * rng.lognormal(0, 0.7, tokens)
+                if arm == "stock" and not exact_stock:
+                    diff = np.where((kv >= 256) & (diff == 0), 0.15 * rng.lognormal(0, 0.5, tokens), diff)
+                    diff[::9] *= 1e-3
+                flip = diff > 2.5 * margin
+                top = [[int(t), int(t) + 1, int(t) + 2, int(t) + 3, int(t) + 4] if d else None for t, d in zip(position, diff, strict=True)]
+                logits = [[9.0, 9.0 - m, 5.0, 4.0, 3.0] if d else None for m, d in zip(margin, diff, strict=True)]
+                out.append(result(
+                    "replay",
+                    {"build": build, "fingerprint": build, "prompt": prompt, "prompt_sha256": prompt, "switch": switch, "width": width},
+                    {"positions": tokens, "differing": int((diff > 0).sum()), "max_abs_diff": float(diff.max()), "flips": int(flip.sum()),
+                     "first_differing": int(np.argmax(diff > 0)) if diff.any() else None, "rerun_differing": 0, "seconds": 1.0,
+                     "first_differing_kv": int(kv[np.argmax(diff > 0)]) if diff.any() else None},
+                    {"position": position, "kv_position": kv, "token": position + 100, "margin": margin, "differing": diff > 0,
+                     "max_abs_diff": diff, "flip": flip, "replayed_token": position + 100 + flip, "top_ids": top, "top_logits": logits,
+                     "reference_top_ids": top, "reference_top_logits": logits},
+                ))
+    return out
