@@ -449,3 +449,12 @@ def get_model(path: str, *, gpu_layers: int = 0, extra_bufts: bool = True) -> Mo
             _model = None
         _model = (key, Model(path, gpu_layers=gpu_layers, extra_bufts=extra_bufts))
     return _model[1]
+
+
+def tokenize_prompts(*, model_path: str, texts: list[str]) -> Any:
+    """Child: token ids of each text as one chat turn, and the model's trained context."""
+    model = Model(model_path, vocab_only=True)
+    try:
+        yield {"return": {"tokens": [model.chat(text) for text in texts], "n_ctx_train": model.n_ctx_train}}
+    finally:
+        model.close()

@@ -227,6 +227,7 @@ class ResultSet:
     results: list[Result]
     name: str = ""
     missing: list[Unit] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def of(self, kind: str, **inputs: Any) -> list[Result]:
         """Results of a kind whose inputs have the given values."""

@@ -1,0 +1,5 @@
+"""``python -m hiraishin``."""
+
+from hiraishin.cli import main
+
+main()
