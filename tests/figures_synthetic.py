@@ -57,3 +57,21 @@ def replays(exact_stock: bool = False) -> list[Result]:
                      "reference_top_ids": top, "reference_top_logits": logits},
                 ))
     return out
+
+
+def prices() -> list[Result]:
+    """Pass times of three arms at widths 1 to 16, seven rounds."""
+    rng = np.random.default_rng(7)
+    table: dict[str, list[Any]] = {"build": [], "width": [], "round": [], "ms": []}
+    for arm, slope in (("stock", 0.31), ("patched", 0.36), ("patched-without-cpu-fast", 0.82)):
+        for width in range(1, 17):
+            for turn in range(7):
+                ms = 8.0 * (1 + slope * (width - 1)) * (1 + 0.02 * rng.standard_normal())
+                for key, value in (("build", arm), ("width", width), ("round", turn), ("ms", ms)):
+                    table[key].append(value)
+    return [result("price", {"builds": ["stock", "patched"], "context": 200, "model_bytes": 105_000_000}, {"base": "stock"}, table)]
+
+
+def bandwidths() -> list[Result]:
+    """One bandwidth measurement."""
+    return [result("bandwidth", {}, {"gb_per_s": 21.5})]

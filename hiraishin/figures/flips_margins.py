@@ -17,17 +17,17 @@ NOTEBOOK = "03_replay"
 
 def data(results: ResultSet, *, quant: str | None = None) -> pd.DataFrame:
     """Rows of part ``position``: every differing position's margin and difference. Part ``arm``: rows compared and differing."""
-    frame = select.with_arm(results.tables("replay"))
+    frame = results.tables("replay")
     if frame.empty:
         return frame
-    frame = select.one_setting(frame[frame["arm"].isin(("stock", "patched"))], quant=quant)
+    frame = select.one_setting(frame[frame["build"].isin(("stock", "patched"))], quant=quant)
     settings = [c for c in select.SETTINGS if c in frame.columns]
-    totals = frame.groupby([*settings, "arm"], as_index=False).agg(
+    totals = frame.groupby([*settings, "build"], as_index=False).agg(
         compared=("differing", "size"), differing=("differing", "sum"), flips=("flip", "sum")
     )
     bad = frame[frame["differing"].astype(bool) | frame["max_abs_diff"].isna()]
-    rows = bad[[*settings, "arm", "prompt", "width", "kv_position", "margin", "max_abs_diff", "flip"]].sort_values(
-        ["arm", "prompt", "width", "kv_position"], ascending=[False, True, True, True]
+    rows = bad[[*settings, "build", "prompt", "width", "kv_position", "margin", "max_abs_diff", "flip"]].sort_values(
+        ["build", "prompt", "width", "kv_position"], ascending=[False, True, True, True]
     )
     return pd.concat([totals.assign(part="arm"), rows.assign(part="position")], ignore_index=True)
 
@@ -61,7 +61,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     figure = style.new(4.5, _title(data))
     axes = figure.subplots()
     if rows.empty:
-        lines = [f"{r.arm}: 0 of {int(r.compared):,} logit rows differ" for r in totals.itertuples()]
+        lines = [f"{r.build}: 0 of {int(r.compared):,} logit rows differ" for r in totals.itertuples()]
         axes.text(0.5, 0.5, "\n".join(lines), ha="center", va="center", transform=axes.transAxes)
         style.plain(axes)
         return figure
@@ -75,11 +75,11 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     axes.plot(2 * y, y, "--", color=theme.muted, linewidth=1.4)
     flips = rows["flip"].astype(bool)
     for arm, marker in (("stock", "."), ("patched", "+")):
-        part = (rows["arm"] == arm) & ~flips
+        part = (rows["build"] == arm) & ~flips
         if part.any():
             axes.plot(margin[part], rows.loc[part, "max_abs_diff"], marker, color=theme.series(arm), markersize=3.5, linestyle="none", alpha=0.55,
                       label=f"{arm}, argmax kept ({int(part.sum()):,})", rasterized=True)
-        part = (rows["arm"] == arm) & flips
+        part = (rows["build"] == arm) & flips
         if part.any():
             axes.plot(margin[part], rows.loc[part, "max_abs_diff"], "X" if arm == "stock" else "P", color=theme.warn, markeredgecolor=theme.paper, markersize=8.5,
                       linestyle="none", label=f"{arm}, argmax flipped ({int(part.sum()):,})")
@@ -87,7 +87,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
              ylabel="largest logit difference")
     for r in totals.itertuples():
         if not r.differing:
-            axes.plot([], [], " ", label=f"{r.arm}: 0 of {int(r.compared):,} rows differ")
+            axes.plot([], [], " ", label=f"{r.build}: 0 of {int(r.compared):,} rows differ")
     axes.plot([], [], "--", color=theme.muted, linewidth=1.4, label="margin = 2 × difference; grey: no flip possible")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=1, markerscale=1.4, handlelength=1.6)
     return figure
@@ -96,7 +96,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
 def alt(data: pd.DataFrame) -> str:
     """The finding in words."""
     totals, rows = _split(data)
-    compared = style.span([f"{int(r.differing):,} of {int(r.compared):,} rows differ on {r.arm}" for r in totals.itertuples()])
+    compared = style.span([f"{int(r.differing):,} of {int(r.compared):,} rows differ on {r.build}" for r in totals.itertuples()])
     flips = _flips(rows)
     if flips.empty:
         return f"Margin against logit difference for every differing position: {compared}; the argmax never flips."

@@ -15,26 +15,26 @@ from hiraishin.results import ResultSet
 ID = "replay-map"
 TITLE = "Where a batch changes the logits"
 NOTEBOOK = "03_replay"
-ARMS = ("stock", "patched")
+ARMS = select.ARMS
 BOUNDARY = 256  # cells to which llama.cpp rounds the attended range up
 
 
 def data(results: ResultSet, *, arms: tuple[str, ...] = ARMS, prompt: str | None = None, quant: str | None = None) -> pd.DataFrame:
     """One row per arm, prompt, width and position: KV position, largest logit difference, differing, flip."""
-    frame = select.with_arm(results.tables("replay"))
+    frame = results.tables("replay")
     if frame.empty:
         return frame
-    frame = frame[frame["arm"].isin(arms)]
+    frame = frame[frame["build"].isin(arms)]
     frame = select.one_setting(frame, quant=quant, prompt=prompt)
-    columns = [*select.SETTINGS, "arm", "prompt", "width", "position", "kv_position", "max_abs_diff", "differing", "flip"]
+    columns = [*select.SETTINGS, "build", "prompt", "width", "position", "kv_position", "max_abs_diff", "differing", "flip"]
     frame = frame[[c for c in columns if c in frame.columns]]
-    return frame.sort_values(["arm", "prompt", "width", "position"], ascending=[False, True, True, True], ignore_index=True)
+    return frame.sort_values(["build", "prompt", "width", "position"], ascending=[False, True, True, True], ignore_index=True)
 
 
 def _counts(data: pd.DataFrame) -> dict[str, dict[str, float]]:
     out = {}
-    for arm in [a for a in ARMS if (data["arm"] == a).any()] + sorted(set(data["arm"]) - set(ARMS)):
-        rows = data[data["arm"] == arm]
+    for arm in [a for a in ARMS if (data["build"] == a).any()] + sorted(set(data["build"]) - set(ARMS)):
+        rows = data[data["build"] == arm]
         bad = rows[rows["differing"].astype(bool)]
         out[arm] = {
             "rows": len(rows), "differing": len(bad), "flips": int(rows["flip"].astype(bool).sum()),
@@ -63,7 +63,7 @@ def _title(data: pd.DataFrame) -> str:
 @style.styled
 def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     """A strip per width, coloured by the difference on a log scale; flips are crosses, multiples of 256 are dotted lines."""
-    style.require(data, ID, "replays", ("arm", "prompt", "differing", "flip"), ("width", "kv_position", "max_abs_diff"))
+    style.require(data, ID, "replays", ("build", "prompt", "differing", "flip"), ("width", "kv_position", "max_abs_diff"))
     counts = _counts(data)
     prompts = _prompts(data)
     widths = sorted(int(w) for w in data["width"].unique())
@@ -80,7 +80,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     for i, arm in enumerate(counts):
         for j, prompt in enumerate(prompts):
             axes = grid[i, j]
-            rows = data[(data["arm"] == arm) & (data["prompt"] == prompt)]
+            rows = data[(data["build"] == arm) & (data["prompt"] == prompt)]
             start, stop = extents[prompt]
             cells = np.full((len(widths), stop - start), np.nan)
             at_y = rows["width"].map({w: k for k, w in enumerate(widths)}).to_numpy(int)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from typing import Any
 
 import pandas as pd
 
+from hiraishin import paths
+
 SETTINGS = ("model", "quant", "threads", "flash_attn", "kv_type")
 """Inputs that must be equal within one picture."""
+ARMS = ("stock", "patched")
+"""The two arms every comparison has; others (``patched-off``, ``patched-serial``, ``patched-without-...``) come after them."""
 
 
-def with_arm(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the column ``arm``: ``stock``, ``patched`` (switch on), ``off`` or ``serial``; read from build and switch if absent."""
-    if frame.empty or "arm" in frame.columns:
-        return frame
-
-    def name(row: Any) -> str:
-        switch = row.get("switch", None)
-        if row["build"] == "stock":
-            return "stock"
-        if switch in (-1, "serial"):
-            return "serial"
-        return "off" if switch in (0, "0", "off", None) and "switch" in row else "patched"
-
-    return frame.assign(arm=[name(row) for row in frame.to_dict("records")])
+def in_order(arms: Any) -> list[str]:
+    """Arms in the order they are drawn: stock, patched, then the rest by name."""
+    found = sorted({str(a) for a in arms})
+    return [a for a in ARMS if a in found] + [a for a in found if a not in ARMS]
 
 
 def one_setting(frame: pd.DataFrame, **chosen: Any) -> pd.DataFrame:
@@ -38,10 +34,8 @@ def one_setting(frame: pd.DataFrame, **chosen: Any) -> pd.DataFrame:
     keys = [k for k in SETTINGS if k in frame.columns]
     if frame.empty or not keys:
         return frame
-    groups = [(key, rows) for key, rows in frame.groupby(keys, dropna=False, sort=True)]
-    arms = "arm" if "arm" in frame.columns else "build"
-    best = max(groups, key=lambda g: (g[1][arms].nunique() if arms in g[1] else 0, len(g[1])))
-    return best[1]
+    groups = [rows for _, rows in frame.groupby(keys, dropna=False, sort=True)]
+    return max(groups, key=lambda rows: (rows["build"].nunique() if "build" in rows else 0, len(rows)))
 
 
 def setting(frame: pd.DataFrame) -> str:
@@ -49,13 +43,32 @@ def setting(frame: pd.DataFrame) -> str:
     if frame.empty:
         return ""
     row = frame.iloc[0]
-    words = [str(row[k]) for k in ("model", "quant") if k in frame.columns]
-    if "quant" in frame.columns and "model" in frame.columns and str(row["quant"]) in str(row["model"]):
-        words = [str(row["model"])]
+    words = [str(row[k]) for k in ("model", "quant") if k in frame.columns and pd.notna(row[k])]
+    if len(words) == 2 and words[1] in words[0]:
+        words = words[:1]
     if "threads" in frame.columns and pd.notna(row["threads"]):
         words.append(f"{int(row['threads'])} thread{'s' if int(row['threads']) != 1 else ''}")
-    if "flash_attn" in frame.columns:
+    if "flash_attn" in frame.columns and pd.notna(row["flash_attn"]):
         words.append("flash attention" if bool(row["flash_attn"]) else "no flash attention")
-    if "kv_type" in frame.columns:
+    if "kv_type" in frame.columns and pd.notna(row["kv_type"]):
         words.append(f"{row['kv_type']} KV cache")
     return ", ".join(words)
+
+
+def named(arm: str) -> str:
+    """How an arm is called in a picture: the patched build with its switch on is ``exact``."""
+    known = {"patched": "exact", "patched-off": "patched, off", "patched-serial": "serial"}
+    return known.get(arm, arm.replace("patched-without-", "exact without ").replace("+", ", "))
+
+
+@functools.cache
+def published() -> dict[str, Any]:
+    """The post's own numbers (``data/published/post.toml``): ``source`` and ``numbers``; empty when the file is not there.
+
+    They are never mixed into a measured series: figures draw them apart, unconnected, and name the machine.
+    """
+    path = paths.ROOT / "data" / "published" / "post.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}

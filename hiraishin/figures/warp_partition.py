@@ -66,7 +66,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
         warps = int(rows["warps"].iloc[0])
         for r in rows.itertuples():
             colour, hatch = fills[int(r.warp) % len(fills)]
-            ax.add_patch(Rectangle((r.block + 0.04, -r.warp + 0.05), 0.92, 0.9, facecolor=colour, hatch=hatch, edgecolor=theme.paper, linewidth=0, alpha=0.9))
+            ax.add_patch(Rectangle((r.block + 0.04, -r.warp + 0.05), 0.92, 0.9, facecolor=colour, hatch=hatch, edgecolor=theme.paper, linewidth=0))
             ax.text(r.block + 0.5, -r.warp + 0.5, str(r.block), ha="center", va="center", fontsize=style.SMALL, color=theme.paper,
                     bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0})
         for w in range(warps):
