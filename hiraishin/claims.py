@@ -72,11 +72,19 @@ def _replay(results: ResultSet) -> Iterator[Claim]:
         first = min((r.inputs["width"] for r in differing), default=None)
         span = f"widths {widths[0]} to {widths[-1]}, {len({r.inputs['prompt'] for r in members})} prompt(s)"
         yield Claim("replay.first_differing_width", build, params, first, "tokens", span)
-        yield Claim("replay.positions_compared", build, params, sum(r.record["positions"] for r in members), "rows", span)
-        yield Claim("replay.differing_positions", build, params, sum(r.record["differing"] for r in members), "rows", span)
+        yield Claim(
+            "replay.positions_compared", build, params, sum(r.record["positions"] for r in members), "rows", span
+        )
+        yield Claim(
+            "replay.differing_positions", build, params, sum(r.record["differing"] for r in members), "rows", span
+        )
         largest = [r.record["max_abs_diff"] for r in members]
         yield Claim(
-            "replay.max_abs_diff", build, params, None if None in largest else max(largest), "logit",
+            "replay.max_abs_diff",
+            build,
+            params,
+            None if None in largest else max(largest),
+            "logit",
             "not finite" if None in largest else span,
         )
         yield Claim("replay.flips", build, params, sum(r.record["flips"] for r in members), "positions", span)
@@ -85,19 +93,29 @@ def _replay(results: ResultSet) -> Iterator[Claim]:
             yield Claim("replay.smallest_flip_margin", build, params, min(margins), "logit", "")
             yield Claim("replay.largest_flip_margin", build, params, max(margins), "logit", "")
         kv = [r.record["first_differing_kv"] for r in differing]
-        yield Claim("replay.first_differing_kv", build, params, min(kv, default=None), "cells", "over all widths and prompts")
+        yield Claim(
+            "replay.first_differing_kv", build, params, min(kv, default=None), "cells", "over all widths and prompts"
+        )
         reruns = [r.record["rerun_differing"] for r in members if r.record.get("rerun_differing") is not None]
         if reruns:
-            yield Claim("control.rerun_differing_rows", build, params, sum(reruns), "rows", "every width replayed twice")
+            yield Claim(
+                "control.rerun_differing_rows", build, params, sum(reruns), "rows", "every width replayed twice"
+            )
         for width in widths:
             here = [r for r in members if r.inputs["width"] == width]
             if width == 1:
                 yield Claim(
-                    "control.width1_differing_rows", build, params, sum(r.record["differing"] for r in here), "rows",
+                    "control.width1_differing_rows",
+                    build,
+                    params,
+                    sum(r.record["differing"] for r in here),
+                    "rows",
                     "width 1 replayed against the trace",
                 )
             at = {**params, "width": width}
-            yield Claim("replay.width_differing_positions", build, at, sum(r.record["differing"] for r in here), "rows", "")
+            yield Claim(
+                "replay.width_differing_positions", build, at, sum(r.record["differing"] for r in here), "rows", ""
+            )
             yield Claim("replay.width_flips", build, at, sum(r.record["flips"] for r in here), "positions", "")
             finite = [r.record["max_abs_diff"] for r in here]
             yield Claim("replay.width_max_abs_diff", build, at, None if None in finite else max(finite), "logit", "")
@@ -135,13 +153,22 @@ def _reference(results: ResultSet) -> Iterator[Claim]:
             )
     for params, differing, compared in _tie(results, "replay", "patched-off", "stock"):
         yield Claim(
-            "switch_off.differing_rows", "patched", params, differing, "rows", f"{compared} rows at every width against stock's"
+            "switch_off.differing_rows",
+            "patched",
+            params,
+            differing,
+            "rows",
+            f"{compared} rows at every width against stock's",
         )
     for group, members in _groups(results.of("replay", build="patched-serial"), SETTING_KEYS).items():
         params = dict(zip(SETTING_KEYS, group, strict=True))
         rows = sum(r.record["positions"] for r in members)
         yield Claim(
-            "serial.differing_rows", "patched", params, sum(r.record["differing"] for r in members), "rows",
+            "serial.differing_rows",
+            "patched",
+            params,
+            sum(r.record["differing"] for r in members),
+            "rows",
             f"{rows} rows in serial mode against width 1",
         )
 
@@ -155,12 +182,23 @@ def _price(results: ResultSet) -> Iterator[Claim]:
                 spread = result.record["spread"][build][width]
                 base = result.record["base"]
                 yield Claim(
-                    "price.ratio", build, at, ratio, f"times {base}'s one-token pass",
+                    "price.ratio",
+                    build,
+                    at,
+                    ratio,
+                    f"times {base}'s one-token pass",
                     f"median of {result.inputs['rounds']} interleaved rounds, interquartile range {100 * spread:.0f} %",
                 )
                 yield Claim("price.ms", build, at, result.record["median_ms"][build][width], "ms", "")
     for result in results.of("bandwidth"):
-        yield Claim("bandwidth.gb_per_s", "machine", {"threads": result.inputs["threads"]}, result.record["gb_per_s"], "GB/s", "")
+        yield Claim(
+            "bandwidth.gb_per_s",
+            "machine",
+            {"threads": result.inputs["threads"]},
+            result.record["gb_per_s"],
+            "GB/s",
+            "",
+        )
 
 
 def _localize(results: ResultSet) -> Iterator[Claim]:
@@ -171,18 +209,33 @@ def _localize(results: ResultSet) -> Iterator[Claim]:
         name = first.get("tensor", "") if isinstance(first, dict) else str(first)
         switch = first.get("switch") or first.get("kernel") or "" if isinstance(first, dict) else ""
         yield Claim(
-            "localize.origins", str(result.inputs["build"]), params, len(origins), "operations",
-            f"{name} ({first.get('op', '')}, {first.get('weight_type', '')}{', ' + switch if switch else ''})" if name else "",
+            "localize.origins",
+            str(result.inputs["build"]),
+            params,
+            len(origins),
+            "operations",
+            f"{name} ({first.get('op', '')}, {first.get('weight_type', '')}{', ' + switch if switch else ''})"
+            if name
+            else "",
         )
 
 
 def _speculative(results: ResultSet) -> Iterator[Claim]:
     plain = results.of("plain")
     for build in ("patched", "stock"):
-        speeds = [r.record["tokens_per_second"] for r in plain if r.inputs["build"] == build and r.record.get("tokens_per_second")]
+        speeds = [
+            r.record["tokens_per_second"]
+            for r in plain
+            if r.inputs["build"] == build and r.record.get("tokens_per_second")
+        ]
         if speeds:
             yield Claim(
-                "plain.tokens_per_second", build, {}, statistics.median(speeds), "tokens/s", f"median over {len(speeds)} prompts"
+                "plain.tokens_per_second",
+                build,
+                {},
+                statistics.median(speeds),
+                "tokens/s",
+                f"median over {len(speeds)} prompts",
             )
     yield from _plain_equal(plain)
     keys = ("matrix", "build", "drafter", "prefill", "client_guard", "quant")
@@ -210,7 +263,11 @@ def _plain_equal(plain: list[Result]) -> Iterator[Claim]:
     pairs = [(b["patched"], b["stock"]) for b in by_prompt.values() if "patched" in b and "stock" in b]
     if pairs:
         yield Claim(
-            "reference.plain_identical", "patched", {}, sum(a == b for a, b in pairs), "prompts",
+            "reference.plain_identical",
+            "patched",
+            {},
+            sum(a == b for a, b in pairs),
+            "prompts",
             f"of {len(pairs)}: every logit row of the plain decode, patched against stock",
         )
 
@@ -220,13 +277,31 @@ def _speed(matrix: str, build: str, params: dict[str, Any], members: list[Result
     records = [r.record for r in members]
     drafted, accepted = sum(r["drafted"] for r in records), sum(r["accepted"] for r in records)
     cycles, tokens = sum(r["cycles"] for r in records), sum(r["tokens"] for r in records)
-    yield Claim("speculative.acceptance", build, params, accepted / drafted if drafted else None, "share", f"{accepted} of {drafted}")
-    yield Claim("speculative.tokens_per_cycle", build, params, tokens / cycles if cycles else None, "tokens", f"{cycles} cycles")
+    yield Claim(
+        "speculative.acceptance",
+        build,
+        params,
+        accepted / drafted if drafted else None,
+        "share",
+        f"{accepted} of {drafted}",
+    )
+    yield Claim(
+        "speculative.tokens_per_cycle", build, params, tokens / cycles if cycles else None, "tokens", f"{cycles} cycles"
+    )
     spent = {part: sum(r["seconds"].get(part, 0.0) for r in records) for part in ("draft", "verify", "bookkeeping")}
     total = sum(spent.values())
-    yield Claim("speculative.tokens_per_second", build, params, tokens / total if total else None, "tokens/s", "prefill left out")
+    yield Claim(
+        "speculative.tokens_per_second",
+        build,
+        params,
+        tokens / total if total else None,
+        "tokens/s",
+        "prefill left out",
+    )
     for part, seconds in spent.items():
-        yield Claim(f"cycle.{part}_ms", build, params, 1e3 * seconds / cycles if cycles else None, "ms", "mean over cycles")
+        yield Claim(
+            f"cycle.{part}_ms", build, params, 1e3 * seconds / cycles if cycles else None, "ms", "mean over cycles"
+        )
 
 
 def _reruns(matrix: str, build: str, params: dict[str, Any], members: list[Result]) -> Iterator[Claim]:

@@ -47,9 +47,14 @@ def parse_widths(text: str) -> list[int]:
             first = int(low) if low or not dash else -int(high)
             last = int(high) if dash and low else first
         except ValueError:
-            raise UserError(f"--widths {text!r}: {piece!r} is no width", "Give numbers and ranges, such as 2-9,12,16.") from None
+            raise UserError(
+                f"--widths {text!r}: {piece!r} is no width", "Give numbers and ranges, such as 2-9,12,16."
+            ) from None
         if not (1 <= first <= last <= 16):
-            raise UserError(f"--widths {text!r}: {piece.strip()} is outside 1 to 16", "A pass of 2 to 16 tokens is what the patches treat.")
+            raise UserError(
+                f"--widths {text!r}: {piece.strip()} is outside 1 to 16",
+                "A pass of 2 to 16 tokens is what the patches treat.",
+            )
         widths.extend(range(first, last + 1))
     return sorted(set(widths))
 
@@ -96,7 +101,9 @@ def replay(
     chosen = parse_widths(widths)
     if build not in run.ARMS:
         raise UserError(f"there is no build {build!r}", f"Known: {', '.join(run.ARMS)}.")
-    base = change_profile(load_profile(profile), model=model, quant=quant, threads=threads, kv_type=kv_type, flash_attn=flash_attn)
+    base = change_profile(
+        load_profile(profile), model=model, quant=quant, threads=threads, kv_type=kv_type, flash_attn=flash_attn
+    )
     wanted = run.replay_profile(base, arms=[build], widths=chosen, tokens=tokens, prompt=prompt, prompt_set=prompts)
     results = run.measure(wanted, quiet=as_json, echo=lambda text: print(text, file=sys.stderr))
     if as_json:
@@ -174,7 +181,9 @@ def run(
     from hiraishin.profile import load_profile
 
     kinds = [k.strip() for k in only.split(",")] if only else list(runner.KINDS)
-    results = runner.measure(load_profile(profile), kinds, quiet=as_json, echo=lambda text: print(text, file=sys.stderr))
+    results = runner.measure(
+        load_profile(profile), kinds, quiet=as_json, echo=lambda text: print(text, file=sys.stderr)
+    )
     if out is not None:
         runner.export(results, out)
     if as_json:
@@ -238,7 +247,8 @@ def compare(
     for row in shown:
         about = ", ".join(f"{k} {v}" for k, v in row["params"].items() if v is not None)
         ratio = f"  x{row['ratio']:.3f}" if row["ratio"] is not None else ""
-        print(f"{row['id']} [{row['build']}] {about}: {_short(row['a'])} -> {_short(row['b'])} {row['unit']}{ratio} ({row['change']})")
+        values = f"{_short(row['a'])} -> {_short(row['b'])} {row['unit']}{ratio}"
+        print(f"{row['id']} [{row['build']}] {about}: {values} ({row['change']})")
     print(f"{len(rows)} claims compared, {sum(r['change'] == 'same' for r in rows)} the same")
 
 
@@ -315,7 +325,9 @@ def _version(value: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and native logs.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions that matter.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions that matter.")
+    ] = False,
 ) -> None:
     """Options that every verb shares."""
     if debug:
@@ -332,7 +344,10 @@ def main() -> None:
         print(f"hiraishin: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("\nhiraishin: stopped; what was measured is stored, and the same command goes on from there.", file=sys.stderr)
+        print(
+            "\nhiraishin: stopped; what was measured is stored, and the same command goes on from there.",
+            file=sys.stderr,
+        )
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -25,8 +25,13 @@ def compare(a: ResultSet, b: ResultSet) -> list[dict[str, Any]]:
         claim = one or two
         assert claim is not None
         row: dict[str, Any] = {
-            "id": claim.id, "build": claim.build, "params": claim.params, "unit": claim.unit,
-            "a": one.value if one else None, "b": two.value if two else None, "ratio": None,
+            "id": claim.id,
+            "build": claim.build,
+            "params": claim.params,
+            "unit": claim.unit,
+            "a": one.value if one else None,
+            "b": two.value if two else None,
+            "ratio": None,
         }
         if one is None or two is None:
             row["change"] = "only in B" if one is None else "only in A"

@@ -19,7 +19,11 @@ class UserError(Exception):
         self.exit_code = exit_code
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.hint}" if self.hint and not self.what.endswith(".") else f"{self.what} {self.hint}".strip()
+        return (
+            f"{self.what}. {self.hint}"
+            if self.hint and not self.what.endswith(".")
+            else f"{self.what} {self.hint}".strip()
+        )
 
 
 class NativeCrash(UserError):

@@ -8,7 +8,6 @@ is too large with ``abort()``.
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,132 +16,37 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from hiraishin.binding import (
+    SWITCH_MAX,
+    SWITCH_OFF,
+    SWITCH_SERIAL,
+    GGMLTensor,
+    check_abi,
+    fallbacks,
+    load_native,
+    set_switch,
+)
 from hiraishin.errors import UserError
+
+__all__ = [
+    "SWITCH_MAX",
+    "SWITCH_OFF",
+    "SWITCH_SERIAL",
+    "GGMLTensor",
+    "Logits",
+    "Model",
+    "Session",
+    "check_abi",
+    "fallbacks",
+    "get_model",
+    "load_native",
+    "set_switch",
+    "tokenize_prompts",
+]
 
 Logits = npt.NDArray[np.float32]
 
-SWITCH_OFF, SWITCH_MAX, SWITCH_SERIAL = 0, 16, -1
-"""Values of the switch of patched builds: off, passes of 2 to 16 tokens treated, one token at a time."""
-
 _FLASH = {False: 0, True: 1}
-
-
-@functools.cache
-def load_native() -> Any:
-    """Import ``llama_cpp`` bound to ``LLAMA_CPP_LIB_PATH``.
-
-    Raises:
-        UserError: the library or one of its dependencies is missing, or lacks a function.
-    """
-    try:
-        from llama_cpp import llama_cpp as native
-    except (OSError, FileNotFoundError, RuntimeError) as error:
-        raise UserError(f"the llama.cpp library cannot be loaded: {error}", "Run build.sh again, or check --lib.") from error
-    except AttributeError as error:
-        raise UserError(
-            f"the llama.cpp library lacks a function: {error}",
-            "It is of another version than the Python side (llama-cpp-python 0.3.36); build one with build.sh.",
-        ) from error
-    native.llama_backend_init()
-    return native
-
-
-def check_abi(abi: dict[str, Any]) -> None:
-    """Compare a build's own struct layout (``abi.json``) with the ctypes declarations.
-
-    ``abi["structs"]`` maps a struct name to ``{"size": int, "fields": {name: offset}}``.
-
-    Raises:
-        UserError: a struct differs in size or in the offset of a field, or the description is empty.
-    """
-    native = load_native()
-    structs = abi.get("structs") or {}
-    if not structs:
-        raise UserError("the build has no layout description (abi.json)", "Run build.sh again.")
-    for name, layout in structs.items():
-        declared = _declared(native, name)
-        if declared is None:
-            continue
-        if ctypes.sizeof(declared) != layout["size"]:
-            raise UserError(
-                f"{name} has {layout['size']} bytes in this build and {ctypes.sizeof(declared)} in the Python side",
-                "The library is of another version; build one with build.sh.",
-            )
-        for field, offset in layout["fields"].items():
-            descriptor = getattr(declared, field, None)
-            if descriptor is not None and descriptor.offset != offset:
-                raise UserError(
-                    f"{name}.{field} sits at byte {offset} in this build and at {descriptor.offset} in the Python side",
-                    "The library is of another version; build one with build.sh.",
-                )
-
-
-def _declared(native: Any, name: str) -> Any:
-    if name == "ggml_tensor":
-        return GGMLTensor
-    return getattr(native, name, None)
-
-
-class GGMLTensor(ctypes.Structure):
-    """``struct ggml_tensor`` of ggml 0.25 (``ggml.h``); checked against each build's abi.json."""
-
-    _fields_ = [
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-        ("extra", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 8),
-    ]
-
-
-@functools.cache
-def _ggml_base() -> ctypes.CDLL | None:
-    """libggml-base as already mapped into the process, for the switch's exported functions."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        fields = line.split(None, 5)
-        if len(fields) == 6 and Path(fields[5]).name.startswith("libggml-base"):
-            return ctypes.CDLL(fields[5])
-    return None
-
-
-def set_switch(value: int, parts_off: int = 0) -> int:
-    """Set the batch-invariance switch and give the value in force (0 on a build without one, if 0 was asked).
-
-    ``parts_off`` is a bit mask of causes to leave untreated (see ``patches/README.md``).
-
-    Raises:
-        UserError: the build has no switch and one was asked for, or it refused the value.
-    """
-    load_native()
-    base = _ggml_base()
-    if base is None or not hasattr(base, "ggml_batch_invariant_set"):
-        if value == SWITCH_OFF:
-            return SWITCH_OFF
-        raise UserError("this build has no batch-invariance switch", "Use the patched build: ./build.sh patched")
-    base.ggml_batch_invariant_parts_set.argtypes = [ctypes.c_uint]
-    base.ggml_batch_invariant_parts_set(ctypes.c_uint(0xFFFFFFFF & ~parts_off))
-    in_force = int(base.ggml_batch_invariant_set(value))
-    if in_force != value:
-        raise UserError(f"the switch refused the value {value}; {in_force} is in force", "0, 2 to 16, or -1 (serial).")
-    return in_force
-
-
-def fallbacks() -> int | None:
-    """How many operations ran token by token for want of an invariant kernel; ``None`` without a switch."""
-    base = _ggml_base()
-    if base is None or not hasattr(base, "ggml_batch_invariant_fallbacks"):
-        return None
-    base.ggml_batch_invariant_fallbacks.restype = ctypes.c_int64
-    return int(base.ggml_batch_invariant_fallbacks())
 
 
 class Model:
@@ -158,18 +62,25 @@ class Model:
         UserError: the file is missing or llama.cpp refuses it.
     """
 
-    def __init__(self, path: str | Path, *, gpu_layers: int = 0, extra_bufts: bool = True, vocab_only: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, gpu_layers: int = 0, extra_bufts: bool = True, vocab_only: bool = False
+    ) -> None:
         self.native = native = load_native()
         self.path = Path(path)
         if not self.path.is_file():
-            raise UserError(f"there is no model file {self.path}", "Check the path in the profile or on the command line.")
+            raise UserError(
+                f"there is no model file {self.path}", "Check the path in the profile or on the command line."
+            )
         parameters = native.llama_model_default_params()
         parameters.n_gpu_layers = gpu_layers
         parameters.use_extra_bufts = extra_bufts
         parameters.vocab_only = vocab_only
         self._pointer = native.llama_model_load_from_file(str(self.path).encode(), parameters)
         if not self._pointer:
-            raise UserError(f"llama.cpp cannot load the model {self.path.name}", "Its own words are in the native log: " + _log_hint())
+            raise UserError(
+                f"llama.cpp cannot load the model {self.path.name}",
+                "Its own words are in the native log: " + _log_hint(),
+            )
         self.vocab = native.llama_model_get_vocab(self._pointer)
         self.n_vocab = int(native.llama_vocab_n_tokens(self.vocab))
         self.n_ctx_train = int(native.llama_model_n_ctx_train(self._pointer))
@@ -189,7 +100,9 @@ class Model:
     @property
     def can_roll_back(self) -> bool:
         """False for recurrent and hybrid models: their state has no positions to remove."""
-        return not (self.native.llama_model_is_recurrent(self._pointer) or self.native.llama_model_is_hybrid(self._pointer))
+        return not (
+            self.native.llama_model_is_recurrent(self._pointer) or self.native.llama_model_is_hybrid(self._pointer)
+        )
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends generation."""
@@ -244,7 +157,10 @@ class Model:
         }
         try:
             rendered = environment.from_string(template.decode()).render(
-                messages=[{"role": "user", "content": text}], add_generation_prompt=True, raise_exception=refuse, **pieces
+                messages=[{"role": "user", "content": text}],
+                add_generation_prompt=True,
+                raise_exception=refuse,
+                **pieces,
             )
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError, OverflowError, MemoryError) as error:
             raise UserError(
@@ -375,7 +291,9 @@ class Session:
         batch.logits = self._wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
         status = n.llama_decode(self._pointer, batch)
         if status != 0:
-            raise UserError(f"llama.cpp could not decode a pass of {width} tokens at position {self.n_past} (status {status})")
+            raise UserError(
+                f"llama.cpp could not decode a pass of {width} tokens at position {self.n_past} (status {status})"
+            )
         self.n_past += width
         rows = {"all": width, "last": 1, "none": 0}[logits]
         if rows == 0:

@@ -18,9 +18,7 @@ from hiraishin.errors import UserError
 MAX_WIDTH = 16
 """The widest pass that the patches treat, and the widest that a profile may ask for."""
 
-Quant = Literal[
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL"
-]
+Quant = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL"]
 KVType = Literal["f16", "q8_0", "f32", "bf16", "q4_0"]
 Arm = Literal["stock", "patched", "off", "serial"]
 """A build with a state of its switch: stock; patched and on; patched and off; patched in serial mode."""

@@ -23,8 +23,13 @@ class _Rich:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("{task.fields[title]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.description}"),
+            TextColumn("{task.fields[title]}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
             console=Console(stderr=True),
         )
         self._task = self._progress.add_task("", total=None, title=title)
@@ -41,7 +46,9 @@ class _Tqdm:
     def __init__(self, title: str) -> None:
         from tqdm.auto import tqdm
 
-        self._bar: Any = tqdm(desc=title, bar_format="{desc}: {percentage:3.0f} % |{bar}| {elapsed} left {remaining} {postfix}")
+        self._bar: Any = tqdm(
+            desc=title, bar_format="{desc}: {percentage:3.0f} % |{bar}| {elapsed} left {remaining} {postfix}"
+        )
 
     def show(self, done: float, total: float, text: str) -> None:
         self._bar.total = total
@@ -66,7 +73,11 @@ class _Lines:
         self._last = now
         spent = now - self._started
         left = f", about {spent * (total - done) / done:.0f} s left" if 0 < done < total else ""
-        print(f"{self._title}: {100 * done / max(total, 1e-9):.0f} % after {spent:.0f} s{left}: {text}", file=sys.stderr, flush=True)
+        print(
+            f"{self._title}: {100 * done / max(total, 1e-9):.0f} % after {spent:.0f} s{left}: {text}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def close(self) -> None:
         return

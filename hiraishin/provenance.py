@@ -24,8 +24,21 @@ PACKAGE = Path(__file__).resolve().parent
 
 # Modules that carry results about but cannot change a measured value.
 _NEUTRAL = {
-    "", "errors", "paths", "results", "provenance", "profile", "worker", "cli", "run", "claims", "builds", "progress",
-    "prompts", "models",
+    "",
+    "errors",
+    "paths",
+    "results",
+    "provenance",
+    "profile",
+    "worker",
+    "cli",
+    "run",
+    "claims",
+    "builds",
+    "progress",
+    "prompts",
+    "models",
+    "tasks",
 }
 
 
@@ -46,7 +59,11 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
             node.body = [
                 child
                 for child in node.body
-                if not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str))
+                if not (
+                    isinstance(child, ast.Expr)
+                    and isinstance(child.value, ast.Constant)
+                    and isinstance(child.value.value, str)
+                )
             ]
     return tree
 

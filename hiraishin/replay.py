@@ -96,7 +96,13 @@ def _rows_buffer(tokens: int, n_vocab: int, scratch: Path | None) -> Logits:
 
 
 def record_trace(
-    session: Session, prompt: Sequence[int], tokens: int, *, switch: int = SWITCH_OFF, parts_off: int = 0, scratch: Path | None = None
+    session: Session,
+    prompt: Sequence[int],
+    tokens: int,
+    *,
+    switch: int = SWITCH_OFF,
+    parts_off: int = 0,
+    scratch: Path | None = None,
 ) -> Trace:
     """Prefill a prompt with the switch off, then decode greedily one token at a time, past end-of-text.
 
@@ -207,7 +213,9 @@ def measure(
     The prompt is prefilled with the switch off and decoded with it on, so that the plain output does not depend
     on whether a prompt, or its last piece, happens to be 2 to 16 tokens long.
     """
-    model = get_model(model_path, gpu_layers=settings.get("gpu_layers", 0), extra_bufts=settings.get("extra_bufts", True))
+    model = get_model(
+        model_path, gpu_layers=settings.get("gpu_layers", 0), extra_bufts=settings.get("extra_bufts", True)
+    )
     with Session(
         model,
         n_ctx=len(prompt) + tokens,

@@ -6,8 +6,9 @@ fingerprint, model and prompt hashes, parameters, and the version of the measuri
 patch or library function makes other keys, and only what depends on it is measured again.
 
 Layout: ``<root>/<kind>/<key>.json`` (the manifest) and, when the unit has rows, ``<root>/<kind>/<key>-<hash>.parquet``
-(named after its own content, so that two writers of one unit cannot mix their halves). Both are written to a temporary name in the same folder and renamed; the manifest comes last and carries the
-table's sha256, so a kill, a full disk or a second writer can leave a missing unit, never a wrong one.
+(named after its own content, so that two writers of one unit cannot mix their halves). Both are written to a
+temporary name in the same folder and renamed; the manifest comes last and carries the table's sha256, so a kill, a
+full disk or a second writer can leave a missing unit, never a wrong one.
 """
 
 from __future__ import annotations
@@ -231,9 +232,7 @@ class ResultSet:
 
     def of(self, kind: str, **inputs: Any) -> list[Result]:
         """Results of a kind whose inputs have the given values."""
-        return [
-            r for r in self.results if r.kind == kind and all(r.inputs.get(k) == v for k, v in inputs.items())
-        ]
+        return [r for r in self.results if r.kind == kind and all(r.inputs.get(k) == v for k, v in inputs.items())]
 
     def records(self, kind: str, **inputs: Any) -> pd.DataFrame:
         """One row a unit: its inputs and the scalar fields of its record."""
@@ -266,11 +265,15 @@ def load_receipt(folder: Path) -> ResultSet:
     try:
         about = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is no receipt: receipt.json: {error}", "Export one with `hiraishin run --out`.") from error
+        raise UserError(
+            f"{folder} is no receipt: receipt.json: {error}", "Export one with `hiraishin run --out`."
+        ) from error
     store = Store(folder)
     results = store.all()
     if store.problems:
-        raise UserError(f"the receipt {folder.name} is damaged: {store.problems[0]}", "Import it again from its sender.")
+        raise UserError(
+            f"the receipt {folder.name} is damaged: {store.problems[0]}", "Import it again from its sender."
+        )
     return ResultSet(None, about.get("machine", {}), results, name=folder.name)
 
 

@@ -1,7 +1,6 @@
 """Run a profile: plan its units, measure those that the store lacks, hand back all of them.
 
-A *task* is one call into a child process that yields several units (one prompt at all widths, one prompt with all
-draft lengths, ...). Tasks of one build run in one child; where speeds are compared, builds take turns.
+See :mod:`hiraishin.tasks` for what a task is.
 """
 
 from __future__ import annotations
@@ -9,343 +8,31 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hiraishin import paths, provenance
-from hiraishin.builds import Build, find_build
 from hiraishin.errors import NativeCrash, UserError
-from hiraishin.models import ModelFile, resolve
+from hiraishin.models import ModelFile
 from hiraishin.profile import LocalizeMatrix, PriceMatrix, Profile, ReplayMatrix, RunMatrix
 from hiraishin.progress import Progress
 from hiraishin.prompts import Prompt, load_prompts, select
 from hiraishin.results import Result, ResultSet, Store, Unit
-from hiraishin.worker import Worker, same_ggml
+from hiraishin.tasks import (
+    ARMS,
+    Arm,
+    BandwidthTask,
+    Context,
+    LocalizeTask,
+    PriceTask,
+    ReplayTask,
+    RunTask,
+    Task,
+    arm_without,
+)
 
 KINDS = ("replay", "price", "runs", "localize")
 """The parts of a profile that can be measured on their own."""
-
-Measured = tuple[Unit, dict[str, Any], dict[str, list[Any]] | None]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A build with a state of its switch. ``label`` is the ``build`` of its results."""
-
-    label: str
-    build: str
-    switch: int
-    parts_off: int = 0
-
-
-ARMS = {
-    "stock": Arm("stock", "stock", 0),
-    "patched": Arm("patched", "patched", 16),
-    "off": Arm("patched-off", "patched", 0),
-    "serial": Arm("patched-serial", "patched", -1),
-}
-
-PARTS = {
-    "guard": 1 << 0, "cpu-mul-mat": 1 << 1, "cpu-attention": 1 << 2, "cuda-attention-8": 1 << 3,
-    "cuda-mul-mat": 1 << 4, "cuda-attention-16": 1 << 5, "cuda-parallel-blocks": 1 << 6, "cuda-graphs": 1 << 7,
-    "cpu-fast": 1 << 8, "cuda-fast": 1 << 9,
-}
-"""Causes that a patched build can leave untreated, one bit each (``ggml-batch-invariant.h``)."""
-
-
-def arm_without(parts: str) -> Arm:
-    """The patched arm with some causes left out, e.g. ``"cpu-fast"`` or ``"guard+cpu-attention"``.
-
-    Raises:
-        UserError: a part is unknown.
-    """
-    mask = 0
-    for part in parts.split("+"):
-        if part not in PARTS:
-            raise UserError(f"the switch has no part {part!r}", f"Known parts: {', '.join(PARTS)}.")
-        mask |= PARTS[part]
-    return Arm(f"patched-without-{parts}", "patched", 16, mask)
-
-
-class Task:
-    """Some units that one call measures. ``weight`` is the expected cost in seconds, for the estimate alone."""
-
-    weight = 1.0
-    name = ""
-
-    def units(self) -> list[Unit]:
-        """Every unit that the task can yield."""
-        raise NotImplementedError
-
-    def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        """Measure the missing ones."""
-        raise NotImplementedError
-
-
-@dataclass
-class Context:
-    """What tasks share while a profile runs: builds, child processes, models, tokenized prompts."""
-
-    profile: Profile
-    echo: Callable[[str], None]
-    stack: ExitStack
-    _workers: dict[str, Worker] = field(default_factory=dict)
-    _tokens: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    _n_ctx_train: dict[str, int] = field(default_factory=dict)
-    _models: dict[str, ModelFile] = field(default_factory=dict)
-
-    def build(self, name: str) -> Build:
-        """The native build of that name, for the profile's backend."""
-        return find_build(name, self.profile.backend)
-
-    def model(self, quant: str | None = None) -> ModelFile:
-        """The profile's model, in its own or another quant."""
-        key = quant or self.profile.model.quant
-        if key not in self._models:
-            self._models[key] = resolve(self.profile.model, key, echo=self.echo)
-        return self._models[key]
-
-    def worker(self, name: str) -> Worker:
-        """The one child process of a build; a new one after a crash."""
-        if name not in self._workers:
-            worker = self.stack.enter_context(Worker(self.build(name)))
-            for other in self._workers.values():
-                if worker.libraries and same_ggml(worker.libraries, other.libraries):
-                    raise UserError(
-                        f"the builds {name} and {other.build.name} loaded the very same libraries",
-                        "A comparison would compare a build with itself; run ./build.sh all again.",
-                    )
-            self._workers[name] = worker
-        return self._workers[name]
-
-    def drop_worker(self, name: str) -> None:
-        """Forget a child that died."""
-        worker = self._workers.pop(name, None)
-        if worker is not None:
-            worker.close()
-
-    def tokenize(self, model: ModelFile, prompts: list[Prompt]) -> list[list[int]]:
-        """Chat-templated token ids of the prompts, one call for all that are not known yet."""
-        todo = [p for p in prompts if (model.sha256, p.sha256) not in self._tokens]
-        if todo:
-            first = "stock" if "stock" in self._workers or "patched" not in self._workers else "patched"
-            reply = self.worker(first).result(
-                "hiraishin.llama:tokenize_prompts", model_path=str(model.path), texts=[p.text for p in todo]
-            )
-            self._n_ctx_train[model.sha256] = int(reply["n_ctx_train"])
-            for prompt, tokens in zip(todo, reply["tokens"], strict=True):
-                self._tokens[(model.sha256, prompt.sha256)] = tokens
-        return [self._tokens[(model.sha256, p.sha256)] for p in prompts]
-
-    def check_fits(self, model: ModelFile, prompts: list[Prompt], extra: int, limit: int | None) -> None:
-        """Refuse prompts that do not fit in the trained context, all named at once."""
-        tokens = self.tokenize(model, prompts)
-        n_ctx = self._n_ctx_train.get(model.sha256, 0)
-        long = [
-            f"{p.id} ({n} tokens)"
-            for p, t in zip(prompts, tokens, strict=True)
-            if n_ctx and (n := min(len(t), limit or len(t))) + extra > n_ctx
-        ]
-        if long:
-            raise UserError(
-                f"{len(long)} prompt(s) with {extra} tokens to generate do not fit in the model's context of {n_ctx}: "
-                + ", ".join(long),
-                "Shorten them or ask for fewer tokens.",
-            )
-
-
-@dataclass
-class ReplayTask(Task):
-    """One prompt on one arm with one model and one way of making the context, at all widths."""
-
-    arm: Arm
-    model: ModelFile
-    prompt: Prompt
-    settings: dict[str, Any]
-    matrix: ReplayMatrix
-    base: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        self.weight = 0.02 * self.matrix.tokens * (1 + len(self.matrix.widths))
-        self.name = f"replay {self.prompt.id} {self.model.quant} {self.arm.label}"
-
-    def units(self) -> list[Unit]:
-        return [Unit("trace", self.base), *(Unit("replay", {**self.base, "width": w}) for w in self.matrix.widths)]
-
-    def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        tokens = context.tokenize(self.model, [self.prompt])[0]
-        if self.matrix.prompt_tokens is not None:
-            if len(tokens) < self.matrix.prompt_tokens:
-                raise UserError(f"the prompt {self.prompt.id} has {len(tokens)} tokens, {self.matrix.prompt_tokens} were asked for")
-            tokens = tokens[: self.matrix.prompt_tokens]
-        events = context.worker(self.arm.build).call(
-            "hiraishin.replay:measure",
-            model_path=str(self.model.path),
-            settings=self.settings,
-            switch=self.arm.switch,
-            parts_off=self.arm.parts_off,
-            prompt=tokens,
-            tokens=self.matrix.tokens,
-            widths=[int(u.inputs["width"]) for u in missing if u.kind == "replay"],
-            scratch=str(paths.scratch_dir()),
-        )
-        for event in events:
-            if event.get("kind") == "trace":
-                yield Unit("trace", self.base), event["record"], event["table"]
-            elif event.get("kind") == "replay":
-                yield Unit("replay", {**self.base, "width": event["width"]}), event["record"], event["table"]
-
-
-@dataclass
-class PriceTask(Task):
-    """Pass times of every width on every arm, interleaved."""
-
-    arms: list[Arm]
-    model: ModelFile
-    context_tokens: int
-    settings: dict[str, Any]
-    matrix: PriceMatrix
-    base: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        self.weight = 0.02 * len(self.matrix.widths) * (self.matrix.rounds + self.matrix.warmup) * len(self.arms) + 2
-        self.name = f"price {self.model.quant} at {self.context_tokens} tokens"
-
-    def units(self) -> list[Unit]:
-        return [Unit("price", self.base)]
-
-    def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        from hiraishin.timing import summarize
-
-        builds = list(dict.fromkeys(arm.build for arm in self.arms))
-        for build in builds:
-            context.worker(build).result(
-                "hiraishin.timing:prepare", model_path=str(self.model.path), settings=self.settings,
-                context=self.context_tokens, max_width=max(self.matrix.widths),
-            )
-        table: dict[str, list[Any]] = {"build": [], "width": [], "round": [], "ms": []}
-        warm: dict[str, list[Any]] = {}
-        rows: dict[str, dict[str, list[str]]] = {}
-        for number in range(-self.matrix.warmup, self.matrix.rounds):
-            # Every other round runs backwards, so that a drift cannot favour one end.
-            widths = self.matrix.widths if number % 2 == 0 else self.matrix.widths[::-1]
-            for arm in self.arms if number % 2 == 0 else self.arms[::-1]:
-                reply = context.worker(arm.build).result(
-                    "hiraishin.timing:time_round", widths=widths, switch=arm.switch, parts_off=arm.parts_off,
-                    hashes=number == 0,
-                )
-                if number < 0:
-                    warm.setdefault(arm.label, []).append(reply["ms"])
-                    continue
-                if number == 0:
-                    rows[arm.label] = reply["rows"]
-                for width, ms in zip(widths, reply["ms"], strict=True):
-                    for column, value in zip(table, (arm.label, width, number, ms), strict=True):
-                        table[column].append(value)
-        for build in builds:
-            context.worker(build).result("hiraishin.timing:finish")
-        yield Unit("price", self.base), {**summarize(table, rows), "warmup_ms": warm}, table
-
-
-@dataclass
-class BandwidthTask(Task):
-    """How fast this machine reads memory."""
-
-    threads: int
-    base: dict[str, Any]
-    weight = 2.0
-    name = "memory bandwidth"
-
-    def units(self) -> list[Unit]:
-        return [Unit("bandwidth", self.base)]
-
-    def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        reply = context.worker("stock").result("hiraishin.timing:bandwidth", threads=self.threads)
-        yield Unit("bandwidth", self.base), reply, None
-
-
-@dataclass
-class RunTask(Task):
-    """One prompt on one arm: the plain decode and every speculative run of a matrix."""
-
-    arm: Arm
-    model: ModelFile
-    drafts: dict[str, ModelFile]
-    prompt: Prompt
-    settings: dict[str, Any]
-    matrix: RunMatrix
-    base: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        runs = len(self.matrix.draft_lengths) * len(self.matrix.drafters) * self.matrix.repeats
-        self.weight = 0.02 * self.matrix.tokens * (1 + runs)
-        self.name = f"{self.matrix.name} {self.prompt.id} {self.arm.label}"
-
-    def _unit(self, kind: str, parameters: dict[str, Any]) -> Unit:
-        inputs = {**self.base, **parameters}
-        if kind == "speculative":
-            inputs["matrix"] = self.matrix.name
-            if '"kind":"model"' in str(parameters.get("drafter", "")).replace(" ", "") or self.drafts:
-                inputs["draft_sha256"] = {quant: model.sha256 for quant, model in sorted(self.drafts.items())}
-        return Unit(kind, inputs)
-
-    def units(self) -> list[Unit]:
-        from hiraishin.evaluate import unit_params
-
-        return [self._unit(kind, params) for kind, params in unit_params(self.matrix.model_dump())]
-
-    def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        tokens = context.tokenize(self.model, [self.prompt])[0]
-        events = context.worker(self.arm.build).call(
-            "hiraishin.evaluate:measure",
-            model_path=str(self.model.path),
-            draft_model_paths={quant: str(model.path) for quant, model in self.drafts.items()},
-            settings=self.settings,
-            switch=self.arm.switch,
-            parts_off=self.arm.parts_off,
-            prompt={"id": self.prompt.id, "tokens": tokens},
-            matrix=self.matrix.model_dump(),
-        )
-        for event in events:
-            if "kind" in event:
-                yield self._unit(event["kind"], event["params"]), event["record"], event.get("table")
-
-
-@dataclass
-class LocalizeTask(Task):
-    """The operations of one pass of one width, watched on one arm."""
-
-    arm: Arm
-    model: ModelFile
-    prompt: Prompt
-    settings: dict[str, Any]
-    matrix: LocalizeMatrix
-    width: int
-    base: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        self.weight = 3.0
-        self.name = f"localize width {self.width} {self.model.quant} {self.arm.label}"
-
-    def units(self) -> list[Unit]:
-        return [Unit("localize", self.base)]
-
-    def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        tokens = context.tokenize(self.model, [self.prompt])[0]
-        events = context.worker(self.arm.build).call(
-            "hiraishin.localize:measure",
-            model_path=str(self.model.path),
-            settings=self.settings,
-            switch=self.arm.switch,
-            parts_off=self.arm.parts_off,
-            prompt=tokens,
-            tokens=self.matrix.tokens,
-            width=self.width,
-        )
-        for event in events:
-            if event.get("kind") == "localize":
-                yield Unit("localize", self.base), event["record"], event.get("table")
 
 
 def _settings(profile: Profile, **changes: Any) -> dict[str, Any]:
@@ -435,9 +122,7 @@ def _run_tasks(context: Context, matrix: RunMatrix) -> Iterator[Task]:
 def _localize_tasks(context: Context, matrix: LocalizeMatrix) -> Iterator[Task]:
     profile = context.profile
     prompt = select(load_prompts(matrix.prompt_set), [matrix.prompt])[0]
-    for quant, arm_name, width in itertools.product(
-        matrix.quants or [profile.model.quant], matrix.arms, matrix.widths
-    ):
+    for quant, arm_name, width in itertools.product(matrix.quants or [profile.model.quant], matrix.arms, matrix.widths):
         arm, model, settings = ARMS[arm_name], context.model(quant), _settings(profile)
         base = _base(context, arm, model, settings, "localize") | _prompt_inputs(prompt)
         base |= {"width": width, "tokens": matrix.tokens}
@@ -455,7 +140,13 @@ def plan(context: Context, kinds: Iterable[str] = KINDS) -> list[Task]:
     unknown = set(kinds) - set(makers)
     if unknown:
         raise UserError(f"a profile has no part {sorted(unknown)[0]!r}", f"Known parts: {', '.join(KINDS)}.")
-    return [task for kind, (matrices, make) in makers.items() if kind in kinds for m in matrices for task in make(context, m)]
+    return [
+        task
+        for kind, (matrices, make) in makers.items()
+        if kind in kinds
+        for m in matrices
+        for task in make(context, m)
+    ]
 
 
 def _preflight(context: Context, tasks: list[Task]) -> None:
@@ -539,7 +230,13 @@ def measure(
 
 
 def replay_profile(
-    profile: Profile, *, arms: list[str], widths: list[int], tokens: int, prompt: str = "first", prompt_set: str = "replay"
+    profile: Profile,
+    *,
+    arms: list[str],
+    widths: list[int],
+    tokens: int,
+    prompt: str = "first",
+    prompt_set: str = "replay",
 ) -> Profile:
     """A profile that holds one replay only: what ``hiraishin replay`` runs.
 

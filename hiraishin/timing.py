@@ -71,7 +71,9 @@ def finish() -> Iterator[dict[str, Any]]:
     yield {"return": None}
 
 
-def summarize(table: Mapping[str, Sequence[Any]], rows: Mapping[str, Mapping[str, list[str]]], base: str = "stock") -> dict[str, Any]:
+def summarize(
+    table: Mapping[str, Sequence[Any]], rows: Mapping[str, Mapping[str, list[str]]], base: str = "stock"
+) -> dict[str, Any]:
     """Medians, ratios over the base build's one-token pass, spread, and rows that differ from the lone token's.
 
     Args:

@@ -117,7 +117,9 @@ class Worker:
             if "error" in event:
                 raise UserError(event["error"]["what"], event["error"]["hint"], exit_code=event["error"]["exit_code"])
             if "fault" in event:
-                raise UserError(f"{function} failed: {event['fault']}", f"The traceback is in {self.log_path.name}.", exit_code=3)
+                raise UserError(
+                    f"{function} failed: {event['fault']}", f"The traceback is in {self.log_path.name}.", exit_code=3
+                )
             yield event
             if "return" in event:
                 return
@@ -187,7 +189,7 @@ def same_ggml(a: Mapping[str, str], b: Mapping[str, str]) -> bool:
 
 def hello(abi: dict[str, Any]) -> Iterator[Event]:
     """Child: load the library, compare its layout with ours, and report what was loaded."""
-    from hiraishin.llama import check_abi, load_native
+    from hiraishin.binding import check_abi, load_native
 
     load_native()
     check_abi(abi)
