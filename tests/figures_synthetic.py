@@ -69,9 +69,44 @@ def prices() -> list[Result]:
                 ms = 8.0 * (1 + slope * (width - 1)) * (1 + 0.02 * rng.standard_normal())
                 for key, value in (("build", arm), ("width", width), ("round", turn), ("ms", ms)):
                     table[key].append(value)
-    return [result("price", {"builds": ["stock", "patched"], "context": 200, "model_bytes": 105_000_000}, {"base": "stock"}, table)]
+    return [result("price", {"builds": ["stock", "patched"], "context": 200, "weight_bytes": 103_668_480}, {"base": "stock"}, table)]
 
 
 def bandwidths() -> list[Result]:
     """One bandwidth measurement."""
     return [result("bandwidth", {}, {"gb_per_s": 21.5})]
+
+
+CATEGORIES = {"code": 0.85, "math": 0.75, "summary": 0.7, "explain": 0.55, "creative": 0.35, "structured": 0.9}
+
+
+def speculative_runs() -> list[Result]:
+    """An evaluation: four prompts in each of six categories, stock forks on some, patched on none."""
+    rng = np.random.default_rng(11)
+    out = []
+    for category, rate in CATEGORIES.items():
+        for n in range(4):
+            prompt = f"{category}-{n}"
+            where = {"prompt": prompt, "prompt_sha256": prompt, "category": category, "tokens": 96, "prefill": "whole"}
+            for build, switch in (("stock", 0), ("patched", 16)):
+                out.append(result("plain", {"build": build, "fingerprint": build, "switch": switch, **where}, {"rows_sha256": "r", "tokens": 96, "tokens_per_second": 100 + n, "text": "…", "seconds": {"decode": 0.96}}))
+                table: dict[str, list[Any]] = {k: [] for k in ("cycle", "width", "accepted", "draft_ms", "verify_ms", "bookkeeping_ms")}
+                tokens = 0
+                while tokens < 96:
+                    drafted = int(rng.integers(1, 9))
+                    accepted = int((rng.random(drafted) < rate).cumprod().sum())
+                    row = (len(table["cycle"]), drafted + 1, accepted, 1.1 * drafted, 9.0 + 1.9 * drafted, 0.2)
+                    for key, value in zip(table, row, strict=True):
+                        table[key].append(value)
+                    tokens += accepted + 1
+                fork = build == "stock" and (n + len(category)) % 2 == 0
+                total = {k: sum(table[f"{k}_ms"]) / 1e3 for k in ("draft", "verify", "bookkeeping")} | {"prefill": 0.3}
+                out.append(result(
+                    "speculative",
+                    {"build": build, "fingerprint": build, "switch": switch, **where, "matrix": "evaluation", "drafter": "lookup", "draft_length": 8, "client_guard": False},
+                    {"identical": not fork, "first_differing_token": int(rng.integers(5, 90)) if fork else None, "first_differing_byte": 17 if fork else None,
+                     "margin_there": 0.05 if fork else None, "accepted": sum(table["accepted"]), "drafted": sum(table["width"]) - len(table["width"]),
+                     "cycles": len(table["cycle"]), "tokens": tokens, "seconds": total, "text": "a", "plain_text": "b" if fork else "a"},
+                    table,
+                ))
+    return out

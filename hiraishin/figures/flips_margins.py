@@ -20,7 +20,7 @@ def data(results: ResultSet, *, quant: str | None = None) -> pd.DataFrame:
     frame = results.tables("replay")
     if frame.empty:
         return frame
-    frame = select.one_setting(frame[frame["build"].isin(("stock", "patched"))], quant=quant)
+    frame = select.one_setting(frame[frame["build"].isin(("stock", "patched"))], results, quant=quant)
     settings = [c for c in select.SETTINGS if c in frame.columns]
     totals = frame.groupby([*settings, "build"], as_index=False).agg(
         compared=("differing", "size"), differing=("differing", "sum"), flips=("flip", "sum")

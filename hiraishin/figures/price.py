@@ -26,7 +26,7 @@ def data(results: ResultSet, *, quant: str | None = None, context: int | None = 
     frame = results.tables("price")
     if frame.empty:
         return frame
-    frame = select.one_setting(frame, quant=quant, context=context)
+    frame = select.one_setting(frame, results, quant=quant, context=context)
     if "context" in frame.columns:
         frame = frame[frame["context"] == frame["context"].min()]
     settings = [c for c in (*select.SETTINGS, "context") if c in frame.columns]

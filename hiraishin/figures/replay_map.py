@@ -25,7 +25,7 @@ def data(results: ResultSet, *, arms: tuple[str, ...] = ARMS, prompt: str | None
     if frame.empty:
         return frame
     frame = frame[frame["build"].isin(arms)]
-    frame = select.one_setting(frame, quant=quant, prompt=prompt)
+    frame = select.one_setting(frame, results, quant=quant, prompt=prompt)
     columns = [*select.SETTINGS, "build", "prompt", "width", "position", "kv_position", "max_abs_diff", "differing", "flip"]
     frame = frame[[c for c in columns if c in frame.columns]]
     return frame.sort_values(["build", "prompt", "width", "position"], ascending=[False, True, True, True], ignore_index=True)

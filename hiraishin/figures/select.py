@@ -22,14 +22,18 @@ def in_order(arms: Any) -> list[str]:
     return [a for a in ARMS if a in found] + [a for a in found if a not in ARMS]
 
 
-def one_setting(frame: pd.DataFrame, **chosen: Any) -> pd.DataFrame:
+def one_setting(frame: pd.DataFrame, results: Any = None, **chosen: Any) -> pd.DataFrame:
     """The rows of one model, quant, thread count, attention and KV type.
 
-    Named ``chosen`` values filter first. Of what is left, the combination that covers the most arms, then the most rows, is taken;
-    ties go to the first in alphabetical order, so that a rerun shows the same picture.
+    Named ``chosen`` values filter first. Then what the profile is about is kept, where it was measured. Of what is left, the
+    combination that covers the most builds, then the most rows, is taken; ties go to the first in alphabetical order, so that a
+    rerun shows the same picture.
     """
     for column, value in chosen.items():
         if value is not None and column in frame.columns:
+            frame = frame[frame[column] == value]
+    for column, value in preferred(results).items():
+        if chosen.get(column) is None and column in frame.columns and (frame[column] == value).any():
             frame = frame[frame[column] == value]
     keys = [k for k in SETTINGS if k in frame.columns]
     if frame.empty or not keys:
@@ -72,3 +76,46 @@ def published() -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+
+
+RUN_KEYS = ("matrix", "drafter", "draft_length", "prefill", "client_guard")
+"""Inputs that tell speculative runs apart besides the model's setting."""
+
+
+def runs(results: Any, kind: str = "speculative") -> pd.DataFrame:
+    """One row a run: scalar inputs and record fields, and ``seconds_draft``, ``seconds_verify``, ... taken out of ``seconds``."""
+    rows = []
+    for r in results.of(kind):
+        row = {k: v for k, v in {**r.inputs, **r.record}.items() if isinstance(v, (str, int, float, bool)) or v is None}
+        seconds = r.record.get("seconds")
+        if isinstance(seconds, dict):
+            row.update({f"seconds_{k}": v for k, v in seconds.items()})
+        rows.append({**row, "key": r.key})
+    return pd.DataFrame(rows)
+
+
+def one_matrix(frame: pd.DataFrame, matrix: str | None = None) -> pd.DataFrame:
+    """The runs of one matrix, drafter, draft length and prefill; the evaluation if there is one, else the largest matrix."""
+    if frame.empty:
+        return frame
+    if matrix is not None:
+        frame = frame[frame["matrix"] == matrix]
+    keys = [k for k in RUN_KEYS if k in frame.columns]
+    if frame.empty or not keys:
+        return frame
+    groups = [rows for _, rows in frame.groupby(keys, dropna=False, sort=True)]
+
+    def rank(rows: pd.DataFrame) -> tuple[bool, int, int, int]:
+        name = str(rows["matrix"].iloc[0]) if "matrix" in rows else ""
+        return name.startswith("evaluation"), rows["build"].nunique(), rows["prompt"].nunique(), len(rows)
+
+    return max(groups, key=rank)
+
+
+def preferred(results: Any) -> dict[str, Any]:
+    """What the profile is about, as filters: its quant and its settings. Empty without a profile."""
+    profile = getattr(results, "profile", None)
+    if profile is None:
+        return {}
+    settings = profile.settings
+    return {"quant": profile.model.quant, "threads": settings.threads, "flash_attn": settings.flash_attn, "kv_type": settings.kv_type}
