@@ -14,6 +14,7 @@ from typing import Any
 from hiraishin import paths, provenance
 from hiraishin.errors import NativeCrash, UserError
 from hiraishin.models import ModelFile
+from hiraishin.numerics.traffic import weights_read
 from hiraishin.profile import LocalizeMatrix, PriceMatrix, Profile, ReplayMatrix, RunMatrix
 from hiraishin.progress import Progress
 from hiraishin.prompts import Prompt, load_prompts, select
@@ -95,6 +96,7 @@ def _price_tasks(context: Context, matrix: PriceMatrix) -> Iterator[Task]:
                 "context": tokens,
                 "widths": matrix.widths,
                 "rounds": matrix.rounds,
+                "weight_bytes": weights_read(model.path),
                 "code": provenance.code_version("timing"),
             }
             yield PriceTask(arms, model, tokens, settings, matrix, base)
