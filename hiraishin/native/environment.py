@@ -100,7 +100,14 @@ def _make(place: Path) -> None:
     say("source package of llama.cpp and its binding (77 MB, once)")
     sdist = fetch("llama_cpp_python", paths.sources_dir())
     say("Python side of the binding")
-    local = ["--no-deps", "--no-index", "--no-build-isolation", "--config-settings", "cmake.define.LLAMA_BUILD=OFF", str(sdist)]
+    local = [
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--config-settings",
+        "cmake.define.LLAMA_BUILD=OFF",
+        str(sdist),
+    ]
     _install(place, uv, local, "llama-cpp-python")
     _install(place, uv, ["--no-deps", "--no-index", "--no-build-isolation", "--editable", str(paths.ROOT)], "hiraishin")
 
@@ -121,7 +128,8 @@ def _create(place: Path) -> None:
         log = done.stdout + done.stderr
         if "ensurepip" in log or "No module named venv" in log:
             raise UserError(
-                f"{python} cannot make virtual environments", "Install them with: apt-get install python3-venv (Debian, Ubuntu)."
+                f"{python} cannot make virtual environments",
+                "Install them with: apt-get install python3-venv (Debian, Ubuntu).",
             )
         raise download_error("a virtual environment", log)
 

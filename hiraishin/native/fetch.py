@@ -88,7 +88,9 @@ def fetch(package: str, into: Path) -> Path:
         try:
             shutil.move(downloaded, target)
         except OSError as error:
-            raise UserError(f"cannot store {target}: {error.strerror}", "Free some disk space and start again.") from error
+            raise UserError(
+                f"cannot store {target}: {error.strerror}", "Free some disk space and start again."
+            ) from error
     return target
 
 
@@ -103,7 +105,13 @@ def run_pip(command: list[str]) -> subprocess.CompletedProcess[str]:
         environment.pop(name, None)
     try:
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except OSError as error:
         return subprocess.CompletedProcess(command, 127, "", f"ERROR: {command[0]}: {error.strerror}")
@@ -114,10 +122,15 @@ def download_error(what: str, log: str) -> UserError:
     if "No space left" in log or "Errno 28" in log:
         return UserError(f"the disk is full while fetching {what}", "Free some space and start again; nothing is lost.")
     if "DO NOT MATCH THE HASHES" in log.upper():
-        return UserError(f"{what} from the package index has the wrong checksum", "The file was refused. See data/pins.toml and requirements.lock.")
+        return UserError(
+            f"{what} from the package index has the wrong checksum",
+            "The file was refused. See data/pins.toml and requirements.lock.",
+        )
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "error:"))] or lines[-1:]
     reason = errors[-1].removeprefix("ERROR:").removeprefix("error:").strip() if errors else "no output"
     if "No matching distribution" in reason or "Could not find a version" in reason or "onnection" in log:
-        return UserError(f"{what} cannot be downloaded: {reason}", "Check the network and pip's index settings, then start again.")
+        return UserError(
+            f"{what} cannot be downloaded: {reason}", "Check the network and pip's index settings, then start again."
+        )
     return UserError(f"{what} cannot be installed: {reason}")

@@ -76,11 +76,21 @@ def _first_lines(path: str, *arguments: str) -> list[str]:
     """What the program prints when asked for its version; empty when it does not start or fails."""
     try:
         done = subprocess.run(
-            [path, *arguments], capture_output=True, text=True, errors="replace", timeout=60, stdin=subprocess.DEVNULL, check=False
+            [path, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [line.strip() for line in (done.stdout or done.stderr).splitlines() if line.strip()] if done.returncode == 0 else []
+    return (
+        [line.strip() for line in (done.stdout or done.stderr).splitlines() if line.strip()]
+        if done.returncode == 0
+        else []
+    )
 
 
 def _ask(name: str, path: str) -> Tool | None:
