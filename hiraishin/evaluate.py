@@ -52,20 +52,21 @@ def unit_params(matrix: Mapping[str, Any]) -> list[tuple[str, Params]]:
         matrix: :class:`hiraishin.profile.RunMatrix` as a dict.
 
     Returns:
-        ``("plain", {"prefill"})`` and ``("speculative", {"prefill", "drafter", "draft_length", "client_guard",
-        "repeat"})``, in running order. The reference of all is the plain decode after a whole prefill, so that
-        one is there even if the matrix asks only for ``last-alone``.
+        ``("plain", {"tokens", "prefill"})`` and ``("speculative", {"tokens", "prefill", "drafter", "draft_length",
+        "client_guard", "repeat"})``, in running order; ``tokens`` is the limit. The reference of all is the plain
+        decode after a whole prefill, so that one is there even if the matrix asks only for ``last-alone``.
     """
     prefills = [p for p in PREFILLS if p == "whole" or p in matrix["prefill"]]
     units: list[tuple[str, Params]] = []
     for prefill in prefills:
-        units.append(("plain", {"prefill": prefill}))
+        common = {"tokens": matrix["tokens"], "prefill": prefill}
+        units.append(("plain", dict(common)))
         if prefill in matrix["prefill"]:
             units.extend(
                 (
                     "speculative",
                     {
-                        "prefill": prefill,
+                        **common,
                         "drafter": drafter_name(spec),
                         "draft_length": length,
                         "client_guard": guard,

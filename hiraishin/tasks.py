@@ -295,7 +295,7 @@ class RunTask(Task):
         inputs = {**self.base, **parameters}
         if kind == "speculative":
             inputs["matrix"] = self.matrix.name
-            if '"kind":"model"' in str(parameters.get("drafter", "")).replace(" ", "") or self.drafts:
+            if str(parameters["drafter"]).startswith("model "):
                 inputs["draft_sha256"] = {quant: model.sha256 for quant, model in sorted(self.drafts.items())}
         return Unit(kind, inputs)
 
@@ -305,7 +305,10 @@ class RunTask(Task):
         return [self._unit(kind, params) for kind, params in unit_params(self.matrix.model_dump())]
 
     def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
+        from hiraishin.evaluate import unit_name, unit_params
+
         tokens = context.tokenize(self.model, [self.prompt])[0]
+        lacking = {unit.key for unit in missing}
         events = context.worker(self.arm.build).call(
             "hiraishin.evaluate:measure",
             model_path=str(self.model.path),
@@ -315,6 +318,11 @@ class RunTask(Task):
             parts_off=self.arm.parts_off,
             prompt={"id": self.prompt.id, "tokens": tokens},
             matrix=self.matrix.model_dump(),
+            wanted=[
+                unit_name(kind, params)
+                for kind, params in unit_params(self.matrix.model_dump())
+                if self._unit(kind, params).key in lacking
+            ],
         )
         for event in events:
             if "kind" in event:
