@@ -1,0 +1,221 @@
+"""The report: notebooks executed, figures drawn, and an article in which every number comes from a result.
+
+``build_report`` writes the whole site; ``lint.check`` holds a finished one to its rules. The other modules: ``facts``
+(numbers and where they come from), ``story`` (which sentences the facts allow), ``article`` (templates to pages),
+``site`` (figures, downloads, folders), ``execute`` and ``kernel_run`` (papermill), ``pages`` (notebooks to HTML).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hiraishin import paths
+
+if TYPE_CHECKING:
+    from hiraishin.profile import Profile
+    from hiraishin.report.execute import Executed
+    from hiraishin.report.site import FigureSlot
+    from hiraishin.results import ResultSet
+
+LARGEST_NOTEBOOK = 300_000
+"""Bytes of an executed notebook that the site still offers for download."""
+
+
+@dataclass(frozen=True)
+class ReportOutcome:
+    """What became of a report: ``ok`` only if nothing failed; ``failures`` are one line each; ``index`` is the page."""
+
+    ok: bool
+    failures: list[str]
+    index: Path
+    missing: list[str] = field(default_factory=list)
+    """Claim ids that the article asked for and this run does not hold; each is named on the page."""
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def build_report(
+    profile: Profile,
+    results: ResultSet | None,
+    out: Path,
+    *,
+    run_notebooks: bool = True,
+    check: bool = True,
+    notebooks: Sequence[Path] | None = None,
+    parameters: dict[str, Any] | None = None,
+    echo: Callable[[str], None] = _to_stderr,
+) -> ReportOutcome:
+    """Write the site for one profile's results. Whatever fails is named on the page and in the outcome; the rest is built.
+
+    Args:
+        profile: what was run.
+        results: its results; ``None`` or empty gives a page that says that nothing was measured, and a failure.
+        out: the site's folder; replaced as a whole, and only if it is a report (or empty, or absent).
+        run_notebooks: whether to execute the notebooks (unchanged ones are not run again).
+        check: whether to run the linter on what was built.
+        notebooks: the notebooks, in reading order (default: all in ``notebooks/``).
+        parameters: papermill parameters for all of them (default: the profile).
+        echo: called with one line of progress at a time.
+
+    Raises:
+        UserError: the target is no report, or a folder cannot be written.
+    """
+    from hiraishin import figures as figure_registry
+    from hiraishin import ledger, provenance
+    from hiraishin.errors import UserError
+    from hiraishin.report import article, execute, facts, lint, site
+
+    failures: list[str] = []
+    out = Path(out).absolute()
+    stage = site.start(out)
+    try:
+        books = site.make_books(results, profile, failures)
+        if results is None or not results.results:
+            failures.append(
+                f"nothing has been measured for the profile {profile.name}: run `hiraishin run {profile.name}`"
+            )
+        else:
+            failures += results.failures
+        if results is not None and results.missing:
+            failures.append(
+                f"{len(results.missing)} measurements of the profile {profile.name} are missing: run it again"
+            )
+
+        executed: list[Executed] = []
+        if run_notebooks:
+            chosen = list(notebooks) if notebooks is not None else sorted(paths.notebooks_dir().glob("[0-9]*.ipynb"))
+            given = parameters if parameters is not None else {"profile": profile.name}
+            executed = execute.execute_all(chosen, given, _depends_on(results, profile), echo=echo)
+            failures += [f"notebook {nb.name}: {nb.what}" for nb in executed if not nb.ok]
+
+        echo("figures")
+        slots: dict[str, FigureSlot] = {}
+        receipt_slots: dict[str, dict[str, FigureSlot]] = {}
+        counter = [0]
+        try:
+            figure_registry.registry()
+        except UserError as error:
+            failures.append(str(error))
+        else:
+            slots = site.make_figures(_or_empty(results, profile), stage, "figures", counter=counter)
+            for book in books[1:]:
+                if book.results is not None and site.is_gpu(book.machine):
+                    receipt_slots[book.name] = _receipt_figures(book.results, stage, book.name, counter)
+        failures += [f"figure {s.id}: {s.problem}" for s in slots.values() if s.bug]
+        pages = {nb.name for nb in executed}
+        for slot in [*slots.values(), *(s for group in receipt_slots.values() for s in group.values())]:
+            slot.notebook_href = f"notebooks/{slot.notebook}.html" if slot.notebook in pages else ""
+
+        echo("pages")
+        writer = article.Writer(stage, provenance.commit())
+        published = facts.load_published()
+        rows = ledger.rows(books, published)
+        writer.article(
+            books,
+            slots,
+            receipt_slots,
+            ledger.view(rows, slots, published),
+            executed,
+            failures,
+            published,
+            facts.load_constants(),
+        )
+        writer.receipts(books)
+        _notebook_pages(writer, executed, slots, stage, failures)
+        downloads = site.write_downloads(stage, books, rows, profile.name)
+        writer.data(downloads, slots)
+        missing = facts.dedupe(books[0].missing)
+        writer.provenance(books, missing)
+
+        if check:
+            failures += [f"linter: {problem}" for problem in lint.check(stage, finished=False)]
+        site.finish(
+            stage,
+            out,
+            {
+                "ok": not failures,
+                "failures": failures,
+                "missing": missing,
+                "profile": profile.name,
+                "commit": provenance.commit(),
+                "notebooks": [{"name": nb.name, "ok": nb.ok, "what": nb.what} for nb in executed],
+                "figures": sorted(s.id for s in slots.values() if s.ok),
+            },
+        )
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+    return ReportOutcome(not failures, failures, out / "index.html", missing)
+
+
+def _or_empty(results: ResultSet | None, profile: Profile) -> ResultSet:
+    from hiraishin.results import ResultSet
+
+    return results if results is not None else ResultSet(profile, {}, [], name=profile.name)
+
+
+def _receipt_figures(results: ResultSet, stage: Path, name: str, counter: list[int]) -> dict[str, FigureSlot]:
+    """Figures of a receipt; those that look at no result of it (pure arithmetic) would repeat the article's."""
+    from hiraishin.report import site
+
+    slots = site.make_figures(results, stage, f"figures/{name}", prefix=f"{name}-", counter=counter)
+    for id, slot in list(slots.items()):
+        if slot.ok and not json.loads((stage / slot.folder / f"{id}.json").read_text(encoding="utf-8"))["results"]:
+            slots.pop(id)
+            for path in (stage / slot.folder).glob(f"{id}.*"):
+                path.unlink()
+    return slots
+
+
+def _notebook_pages(
+    writer: Any, executed: Sequence[Executed], slots: dict[str, FigureSlot], stage: Path, failures: list[str]
+) -> None:
+    from hiraishin.report import pages
+
+    folder = stage / "notebooks"
+    folder.mkdir(exist_ok=True)
+    for index, nb in enumerate(executed):
+        page = pages.NotebookPage(nb.title, [], {})
+        download = False
+        if nb.path is not None and nb.path.exists():
+            try:
+                page = pages.read_notebook(nb.path, nb.title, nb.name)
+                if nb.path.stat().st_size <= LARGEST_NOTEBOOK:
+                    shutil.copyfile(nb.path, folder / f"{nb.name}.ipynb")
+                    download = True
+            except Exception as error:  # a page that cannot be made must not take the site with it
+                failures.append(f"notebook {nb.name}: its page cannot be made: {type(error).__name__}: {error}")
+        for name, blob in page.files.items():
+            (folder / "files").mkdir(exist_ok=True)
+            (folder / "files" / name).write_bytes(blob)
+        writer.page(
+            "notebook.html.j2",
+            f"notebooks/{nb.name}.html",
+            page=page,
+            nb=nb,
+            download=download,
+            before=executed[index - 1] if index else None,
+            after=executed[index + 1] if index + 1 < len(executed) else None,
+        )
+    of = {nb.name: [s for s in slots.values() if s.ok and s.notebook == nb.name] for nb in executed}
+    writer.page("notebooks.html.j2", "notebooks/index.html", notebooks=executed, figures_of=of)
+
+
+def _depends_on(results: ResultSet | None, profile: Profile) -> str:
+    """Everything but itself that an executed notebook depends on: the package's code, the results, the profile."""
+    digest = hashlib.sha256(profile.model_dump_json().encode())
+    for path in sorted(Path(__file__).resolve().parent.parent.rglob("*.py")):
+        if "report" not in path.parts[-2:]:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for key in sorted(r.key for r in results.results) if results is not None else []:
+        digest.update(key.encode())
+    return digest.hexdigest()

@@ -1,0 +1,309 @@
+"""The site as files: figures, notebook pages, article, receipts, downloads, provenance, and the marker written last.
+
+Everything is built in a folder beside the target and renamed into place at the end, so a killed report leaves the
+old site whole; ``report.json`` is the last file written and the only evidence that a site is finished.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hiraishin import paths
+from hiraishin.errors import UserError
+from hiraishin.report.facts import Book, machine_label
+
+if TYPE_CHECKING:
+    from hiraishin.claims import Claim
+    from hiraishin.profile import Profile
+    from hiraishin.results import ResultSet
+
+MARKER = "report.json"
+LARGEST_DOWNLOAD = 300_000
+"""Bytes of one downloadable table; a larger one is named with its size instead."""
+
+LARGEST_PLAIN_CSV = 150_000
+"""Bytes of a figure's data that is offered as it is; more is compressed."""
+
+ALL_DOWNLOADS = 1_200_000
+"""Bytes of all downloadable tables together, so that the site keeps to its budget."""
+
+
+@dataclass
+class FigureSlot:
+    """A figure as the templates see it: where its files are, or why there are none."""
+
+    id: str
+    ok: bool = False
+    known: bool = True
+    title: str = ""
+    alt: str = ""
+    caption: str = ""
+    notebook: str = ""
+    notebook_href: str = ""
+    folder: str = "figures"
+    problem: str = ""
+    width: int = 0
+    height: int = 0
+    csv: str = ""
+    anchor: str = ""
+    bug: bool = False
+    _number: int | None = None
+    _counter: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def number(self) -> int:
+        """Its number on the page, given in the order in which the page shows figures."""
+        if self._number is None:
+            self._counter[0] += 1
+            self._number = self._counter[0]
+        return self._number
+
+    @property
+    def placed(self) -> bool:
+        """Whether the page has shown it."""
+        return self._number is not None
+
+
+def make_figures(
+    results: ResultSet, out: Path, folder: str, prefix: str = "", counter: list[int] | None = None
+) -> dict[str, FigureSlot]:
+    """Render every figure the results can carry into ``out/folder``; a figure that fails is named, the rest is made.
+
+    Args:
+        results: what to draw from.
+        out: the site's root.
+        folder: where the files go, relative to ``out``.
+        prefix: start of the anchors (a receipt's name), so that ids stay unique on a page.
+        counter: shared by all figures of one page, for their numbers.
+    """
+    from hiraishin import figures
+    from hiraishin.figures.save import save
+
+    slots: dict[str, FigureSlot] = {}
+    shared = counter if counter is not None else [0]
+    for id, module in figures.registry().items():
+        slot = FigureSlot(id, title=module.TITLE.rstrip("."), notebook=module.NOTEBOOK, folder=folder, _counter=shared)
+        slot.anchor = f"{prefix}fig-{id}"
+        try:
+            saved = save(id, results, out / folder)
+            slot.ok, slot.alt, slot.caption = True, saved.alt, saved.caption
+            slot.width, slot.height = svg_size(out / folder / f"{id}.light.svg")
+            slot.csv = _slim(out / folder, id)
+        except UserError as error:
+            slot.problem = str(error)
+        except Exception as error:  # a bug in one figure must not take the page with it
+            slot.problem, slot.bug = f"{type(error).__name__}: {error}", True
+        slots[id] = slot
+    return slots
+
+
+def _slim(folder: Path, id: str) -> str:
+    """Keep the site small: no PNG beside the SVGs, and a large CSV compressed. The name of the data file."""
+    (folder / f"{id}.png").unlink(missing_ok=True)
+    data = folder / f"{id}.csv"
+    if data.stat().st_size <= LARGEST_PLAIN_CSV:
+        return data.name
+    packed = folder / f"{id}.csv.gz"
+    packed.write_bytes(gzip.compress(data.read_bytes(), 9, mtime=0))
+    data.unlink()
+    return packed.name
+
+
+def svg_size(path: Path) -> tuple[int, int]:
+    """Width and height of an SVG in CSS pixels, for the ``img`` element; (0, 0) when it does not say."""
+    head = path.read_text(encoding="utf-8")[:2000]
+    found = re.search(r'<svg[^>]*?\bheight="([\d.]+)(pt|px)?"[^>]*?\bwidth="([\d.]+)(pt|px)?"', head, re.DOTALL)
+    if not found:
+        return 0, 0
+    scale = {"pt": 4 / 3, "px": 1.0, None: 1.0}
+    return round(float(found[3]) * scale[found[4]]), round(float(found[1]) * scale[found[2]])
+
+
+def make_books(results: ResultSet | None, profile: Profile, failures: list[str]) -> list[Book]:
+    """The run of this report first, then every receipt; a damaged receipt is named and left out."""
+    from hiraishin.claims import claims
+    from hiraishin.results import load_receipt
+
+    machine = dict(results.machine) if results is not None else {}
+    found = tuple(_claims_of(claims, results, profile.name, failures)) if results is not None else ()
+    books = [Book("here", machine_label(machine, "This machine"), machine, found, results)]
+    for path in sorted(paths.receipts_dir().glob("*/receipt.json")):
+        try:
+            receipt = load_receipt(path.parent)
+        except UserError as error:
+            failures.append(str(error))
+            continue
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.parent.name)
+        label = machine_label(receipt.machine, path.parent.name)
+        books.append(Book(name, label, receipt.machine, tuple(_claims_of(claims, receipt, name, failures)), receipt))
+    labels = [b.label for b in books]
+    return [
+        b
+        if labels.count(b.label) == 1 or b.name == "here"
+        else Book(b.name, f"{b.label} ({b.name})", b.machine, b.claims, b.results)
+        for b in books
+    ]
+
+
+def _claims_of(
+    claims: Callable[[ResultSet], list[Claim]], results: ResultSet, name: str, failures: list[str]
+) -> list[Claim]:
+    try:
+        return claims(results)
+    except Exception as error:  # one bad result must not take the page with it
+        failures.append(f"the claims of {name} cannot be computed: {type(error).__name__}: {error}")
+        return []
+
+
+def is_gpu(machine: Mapping[str, Any]) -> bool:
+    """Whether a machine has a GPU."""
+    return bool(machine.get("gpu") or machine.get("gpu_name"))
+
+
+# Downloads -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to download, or one that was left out with the reason."""
+
+    name: str
+    what: str
+    size: int
+    sha256: str = ""
+    left_out: str = ""
+
+    @property
+    def human_size(self) -> str:
+        """Its size in words."""
+        return f"{self.size / 1000:,.0f} kB" if self.size < 1_000_000 else f"{self.size / 1e6:.1f} MB"
+
+
+def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any], profile: str) -> list[Download]:
+    """Claims, ledger and results as CSV, JSON and Parquet under ``out/data``."""
+    folder = out / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[Download] = []
+    spent = 0
+
+    def put(name: str, what: str, blob: bytes, *, always: bool = False) -> None:
+        nonlocal spent
+        if not always and (len(blob) > LARGEST_DOWNLOAD or spent + len(blob) > ALL_DOWNLOADS):
+            files.append(Download(name, what, len(blob), left_out="too large for the page; it is in the result store"))
+            return
+        spent += len(blob)
+        (folder / name).write_bytes(blob)
+        files.append(Download(name, what, len(blob), hashlib.sha256(blob).hexdigest()))
+
+    for book in books:
+        stem = "claims" if book.name == "here" else f"claims-{book.name}"
+        rows = [_claim_dict(c) for c in book.claims]
+        document = {
+            "profile": profile if book.name == "here" else book.name,
+            "machine": dict(book.machine),
+            "claims": rows,
+        }
+        put(f"{stem}.json", f"every claim, {book.label}", _json(document), always=True)
+        put(
+            f"{stem}.csv",
+            f"every claim, {book.label}",
+            _csv([{**r, "params": json.dumps(r["params"], sort_keys=True)} for r in rows]),
+            always=True,
+        )
+    put("ledger.json", "the ledger with its verdicts", _json([row.as_json() for row in ledger_rows]), always=True)
+    for name in ("post.toml", "source.toml"):
+        put(
+            name,
+            "published numbers and constants of the source",
+            (paths.published_dir() / name).read_bytes(),
+            always=True,
+        )
+    for book in books:
+        if book.results is None:
+            continue
+        prefix = "" if book.name == "here" else f"{book.name}-"
+        for kind in sorted({r.kind for r in book.results.results}):
+            records = book.results.records(kind)
+            put(
+                f"{prefix}{kind}.csv",
+                f"one row a unit: inputs and record, {kind}, {book.label}",
+                records.to_csv(index=False, lineterminator="\n").encode(),
+            )
+            tables = book.results.tables(kind)
+            if len(tables):
+                buffer = io.BytesIO()
+                tables.to_parquet(buffer, index=False, compression="zstd")
+                put(f"{prefix}{kind}.parquet", f"all rows of all units, {kind}, {book.label}", buffer.getvalue())
+    return files
+
+
+def _claim_dict(claim: Claim) -> dict[str, Any]:
+    return {
+        "id": claim.id,
+        "build": claim.build,
+        "params": dict(claim.params),
+        "value": claim.value,
+        "unit": claim.unit,
+        "detail": claim.detail,
+    }
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str).encode() + b"\n"
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return buffer.getvalue().encode()
+
+
+# Folders -------------------------------------------------------------------------------------------------------
+
+
+def start(out: Path) -> Path:
+    """The folder to build in, beside the target.
+
+    Raises:
+        UserError: the target holds something that is no report of ours, or cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).exists())):
+        raise UserError(
+            f"{out} exists and is no report of this project", "Choose another folder, or empty that one first."
+        )
+    stage = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        if stage.exists():
+            shutil.rmtree(stage)
+        stage.mkdir(parents=True)
+        shutil.copytree(paths.ROOT / "report" / "assets", stage / "assets")
+    except OSError as error:
+        raise UserError(
+            f"cannot write a report beside {out}: {error.strerror or error}",
+            "Set HIRAISHIN_REPORT to a folder that can be written.",
+        ) from error
+    return stage
+
+
+def finish(stage: Path, out: Path, summary: Mapping[str, Any]) -> None:
+    """Write the marker, then put the built folder in the target's place."""
+    (stage / MARKER).write_bytes(_json(summary))
+    old = out.with_name(f".{out.name}.{os.getpid()}.old")
+    if out.exists():
+        os.replace(out, old)
+    os.replace(stage, out)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,531 @@
+"""What a run has to tell: the facts and tables that the article's sentences are chosen by.
+
+Everything here is computed from a book's claims and results; a sentence of the article is printed only when the
+facts it needs are there and say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from markupsafe import Markup
+
+from hiraishin.report.facts import Book, Fact, format_number, ratio
+from hiraishin.report.pages import visible
+
+SUMMARY = (
+    ("replay.first_differing_width", ("stock", "patched"), "min"),
+    ("replay.positions_compared", ("stock", "patched"), "sum"),
+    ("replay.differing_positions", ("stock", "patched"), "sum"),
+    ("replay.max_abs_diff", ("stock", "patched"), "max"),
+    ("replay.flips", ("stock", "patched"), "sum"),
+    ("reference.differing_rows", ("patched",), "sum"),
+    ("switch_off.differing_rows", ("patched",), "sum"),
+    ("control.rerun_differing_rows", ("stock", "patched"), "sum"),
+    ("control.width1_differing_rows", ("stock", "patched"), "sum"),
+    ("evaluate.prompts", ("stock", "patched"), "max"),
+    ("evaluate.identical", ("stock", "patched"), "min"),
+    ("matrix24.runs", ("stock", "patched"), "sum"),
+    ("matrix24.identical", ("stock", "patched"), "sum"),
+    ("matrix208.runs", ("stock", "patched"), "sum"),
+    ("matrix208.identical", ("stock", "patched"), "sum"),
+)
+"""Claims of the article's own table: id, builds, and how claims over several parameters become one number."""
+
+_COMMON_TAIL = 160
+"""Characters of common text shown before a fork."""
+
+_FORK_SHOWN = 260
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One of the large numbers under the short version."""
+
+    fact: Markup | Fact
+    label: str
+    kind: str
+
+
+class Story:
+    """The facts of one book. Attributes are ``None`` (or empty) when the run does not hold what they need."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+
+    # The setting ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def quant(self) -> str | None:
+        """The weight type that the headline numbers are about: the profile's, or the one measured most."""
+        profile = self.book.results.profile if self.book.results else None
+        quant = getattr(getattr(profile, "model", None), "quant", None)
+        found: dict[str, int] = {}
+        for claim in self.book.claims:
+            if claim.id.startswith("replay.") and "quant" in claim.params:
+                found[str(claim.params["quant"])] = found.get(str(claim.params["quant"]), 0) + 1
+        if quant in found or not found:
+            return quant
+        return max(sorted(found), key=lambda q: found[q])
+
+    @cached_property
+    def _replay_inputs(self) -> Mapping[str, Any]:
+        for kind in ("replay", "trace", "price", "plain", "speculative"):
+            results = self.book.results.of(kind) if self.book.results else []
+            best = [r for r in results if r.inputs.get("quant") == self.quant] or results
+            if best:
+                return best[0].inputs
+        return {}
+
+    @cached_property
+    def model(self) -> str:
+        """Model and weight type in words."""
+        name = str(self._replay_inputs.get("model") or "")
+        quant = self.quant or ""
+        return name if not quant or quant.lower() in name.lower() else f"{name} {quant}".strip()
+
+    @cached_property
+    def settings(self) -> str:
+        """Threads, attention and KV type in words; only what is the same for every replay of the headline type."""
+        results = self.book.results.of("replay") if self.book.results else []
+        mine = [r.inputs for r in results if r.inputs.get("quant") == self.quant]
+        return settings_words(mine) if mine else ""
+
+    @cached_property
+    def synthetic(self) -> bool:
+        """Whether the weights are random (a synthetic shape)."""
+        return "synthetic" in str(self._replay_inputs.get("model", "")).lower()
+
+    def _fact(self, id: str, build: str | None = None, how: str = "", **params: Any) -> Fact | None:
+        if self.quant and any("quant" in c.params for c in self.book.find(id, build)):
+            params.setdefault("quant", self.quant)
+        return self.book.fact(id, build, how, **params)
+
+    # The replay -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def stock_compared(self) -> Fact | None:
+        """Rows compared on the stock build."""
+        return self._fact("replay.positions_compared", "stock", "sum")
+
+    @cached_property
+    def stock_differing(self) -> Fact | None:
+        """Rows of those that differ."""
+        return self._fact("replay.differing_positions", "stock", "sum")
+
+    @cached_property
+    def stock_differs(self) -> bool:
+        """Whether the stock build was measured and differs somewhere."""
+        return self.first_width is not None and bool(self.stock_differing and self.stock_differing.value)
+
+    @cached_property
+    def stock_exact(self) -> bool:
+        """Whether the stock build was measured and never differs."""
+        compared, differing = self.stock_compared, self.stock_differing
+        return bool(compared and compared.value and differing and differing.value == 0)
+
+    @cached_property
+    def first_width(self) -> Fact | None:
+        """The smallest width at which a stock row differs; ``None`` when there is none."""
+        fact = self._fact("replay.first_differing_width", "stock", "min")
+        return fact if fact and fact.value is not None else None
+
+    @cached_property
+    def stock_max(self) -> Fact | None:
+        """Largest change of one logit, stock."""
+        fact = self._fact("replay.max_abs_diff", "stock", "max")
+        return fact if fact and fact.value is not None else None
+
+    @cached_property
+    def stock_flips(self) -> Fact | None:
+        """Rows whose argmax changed, stock."""
+        return self._fact("replay.flips", "stock", "sum")
+
+    @cached_property
+    def first_position(self) -> Fact | None:
+        """The smallest KV position that differs on stock."""
+        fact = self._fact("replay.first_differing_kv", "stock", "min")
+        return fact if fact and fact.value is not None else None
+
+    @cached_property
+    def patched_compared(self) -> Fact | None:
+        """Rows compared on the patched build."""
+        return self._fact("replay.positions_compared", "patched", "sum")
+
+    @cached_property
+    def patched_differing(self) -> Fact | None:
+        """Rows of those that differ."""
+        return self._fact("replay.differing_positions", "patched", "sum")
+
+    @cached_property
+    def patched_max(self) -> Fact | None:
+        """Largest change of one logit, patched."""
+        return self._fact("replay.max_abs_diff", "patched", "max")
+
+    @cached_property
+    def patched_first_width(self) -> Fact | None:
+        """The smallest width at which a patched row differs."""
+        return self._fact("replay.first_differing_width", "patched", "min")
+
+    @cached_property
+    def patched_exact(self) -> bool:
+        """Whether the patched build was measured and never differs."""
+        compared, differing = self.patched_compared, self.patched_differing
+        return bool(compared and compared.value and differing and differing.value == 0)
+
+    @cached_property
+    def patched_differs(self) -> bool:
+        """Whether the patched build was measured and differs somewhere."""
+        return bool(self.patched_differing and self.patched_differing.value)
+
+    @cached_property
+    def reference_differing(self) -> Fact | None:
+        """Rows of the patched build's lone token that differ from stock's."""
+        return self.book.fact("reference.differing_rows", None, "sum")
+
+    @cached_property
+    def reference_unmoved(self) -> bool:
+        """Whether that was measured and is none."""
+        return bool(self.reference_differing and self.reference_differing.value == 0)
+
+    @cached_property
+    def switch_off_differing(self) -> Fact | None:
+        """Rows that differ from stock with the switch off."""
+        return self.book.fact("switch_off.differing_rows", None, "sum")
+
+    @cached_property
+    def controls_clean(self) -> bool:
+        """Whether both controls were measured and found nothing."""
+        controls = [self.book.fact(f"control.{c}_differing_rows", None, "sum") for c in ("rerun", "width1")]
+        return all(c is not None and c.value == 0 for c in controls)
+
+    # Price ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _price_claims(self) -> list[Any]:
+        found = [c for c in self.book.find("price.ratio") if c.value is not None and "width" in c.params]
+        contexts = sorted({int(c.params["context"]) for c in found if c.params.get("context") is not None})
+        if contexts:
+            found = [c for c in found if c.params.get("context") in (None, contexts[0])]
+        return found
+
+    @cached_property
+    def price_width(self) -> Markup:
+        """The width that the short version prices, as an element."""
+        return Markup('<data class="claim" value="{0}" data-claim="price.ratio" data-param="width">{0}</data>').format(
+            self._wide_width or ""
+        )
+
+    @cached_property
+    def _wide_width(self) -> int | None:
+        widths = sorted({int(c.params["width"]) for c in self._price_claims if c.build == "patched"})
+        # The post's nine if it was measured, else the widest.
+        return 9 if 9 in widths else (widths[-1] if widths else None)
+
+    @cached_property
+    def price_wide(self) -> dict[str, Fact] | None:
+        """The price at that width by build, or ``None``."""
+        if self._wide_width is None:
+            return None
+        found: dict[str, Fact] = {}
+        for build in ("stock", "patched"):
+            mine = [
+                c
+                for c in self._price_claims
+                if c.build == build
+                and c.params["width"] == self._wide_width
+                and c.params.get("quant", self.quant) == self.quant
+            ]
+            if mine:
+                found[build] = Fact(mine[0].value, "x", (mine[0],))
+        return found if "patched" in found else None
+
+    @cached_property
+    def prices(self) -> dict[str, Any] | None:
+        """The price table: widths, and a row for each build and weight type."""
+        claims = self._price_claims
+        if not claims:
+            return None
+        widths = sorted({int(c.params["width"]) for c in claims})
+        if len(widths) > 9:
+            widths = [w for w in widths if w in (1, 2, 3, 4, 5, 8, 9, 12, 16)]
+        rows: dict[tuple[str, str], dict[int, Any]] = {}
+        for c in claims:
+            rows.setdefault((str(c.params.get("quant", "")), c.build), {})[int(c.params["width"])] = c
+        return {
+            "widths": widths,
+            "rows": [
+                {
+                    "build": build,
+                    "quant": quant,
+                    "cells": [Fact(r[w].value, "x", (r[w],)).times() if w in r else None for w in widths],
+                }
+                for (quant, build), r in sorted(
+                    rows.items(), key=lambda item: (item[0][0], item[0][1] != "stock", item[0][1])
+                )
+            ],
+        }
+
+    # Speculation ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def forks(self) -> dict[str, Any] | None:
+        """Stock runs of the 24-run matrix: how many, how many identical, how many not."""
+        runs = self.book.fact("matrix24.runs", "stock", "sum")
+        same = self.book.fact("matrix24.identical", "stock", "sum")
+        if runs is None or same is None or runs.value is None or same.value is None:
+            return None
+        return {
+            "runs": runs,
+            "identical": same,
+            "forked": Fact(runs.value - same.value, "", runs.claims + same.claims, "difference"),
+        }
+
+    @cached_property
+    def exhibit(self) -> dict[str, Any] | None:
+        """One stock run that left the text of plain decoding: both continuations around the fork, escaped."""
+        results = self.book.results.of("speculative", build="stock") if self.book.results else []
+        forked = [
+            r
+            for r in results
+            if r.record.get("identical") is False
+            and isinstance(r.record.get("text"), str)
+            and isinstance(r.record.get("plain_text"), str)
+        ]
+        if not forked:
+            return None
+        # The earliest fork that leaves words to read on both sides.
+        result = min(
+            forked,
+            key=lambda r: (
+                int(r.record.get("first_differing_byte") or 0) < 40,
+                int(r.record.get("first_differing_byte") or 0),
+                r.key,
+            ),
+        )
+        plain, other = str(result.record["plain_text"]), str(result.record["text"])
+        split = next(
+            (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other))
+        )
+        common = plain[max(0, split - _COMMON_TAIL) : split]
+        margin = result.record.get("margin_there")
+        return {
+            "prompt": str(result.inputs.get("prompt", "")),
+            "common": bdi(("…" if split > _COMMON_TAIL else "") + common),
+            "plain": bdi(_cut(plain[split:])),
+            "speculative": bdi(_cut(other[split:])),
+            "byte": _result_number(result, "first_differing_byte"),
+            "margin": _result_number(result, "margin_there") if margin is not None else None,
+        }
+
+    @cached_property
+    def speeds(self) -> list[dict[str, Any]]:
+        """Exactness, acceptance and speed by build and drafter."""
+        rows = []
+        keys = sorted(
+            {(str(c.params.get("drafter", "")), c.build) for c in self.book.find("speculative.tokens_per_second")},
+            key=lambda k: (k[0], k[1] != "stock"),
+        )
+        for drafter, build in keys:
+            params = {"drafter": drafter} if drafter else {}
+            spec = self.book.fact("speculative.tokens_per_second", build, "max", **params)
+            plain = self.book.fact("plain.tokens_per_second", build, "max", **params) or self.book.fact(
+                "plain.tokens_per_second", build, "max"
+            )
+            identical = self.book.fact("evaluate.identical", build, "min", **params)
+            prompts = self.book.fact("evaluate.prompts", build, "max", **params)
+            acceptance = self.book.fact("speculative.acceptance", build, "max", **params)
+            gain = ratio(spec, plain) if spec and plain else None
+            rows.append(
+                {
+                    "build": build,
+                    "drafter": drafter or "default",
+                    "identical": Markup("{} of {}").format(identical, prompts) if identical and prompts else "",
+                    "acceptance": acceptance.percent(1) if acceptance else "",
+                    "tokens": self.book.fact("speculative.tokens_per_cycle", build, "max", **params) or "",
+                    "speculative": spec.plain() if spec else "",
+                    "plain": plain.plain() if plain else "",
+                    "ratio": gain.times() if gain else "",
+                }
+            )
+        return rows
+
+    # Tables ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def origins(self) -> list[dict[str, Any]]:
+        """First origin by weight type and width, from the localizer's results on stock."""
+        rows = []
+        results = self.book.results.of("localize", build="stock") if self.book.results else []
+        for r in sorted(
+            results,
+            key=lambda r: (str(r.inputs.get("quant")), int(r.record.get("width") or r.inputs.get("width") or 0)),
+        ):
+            origins = r.record.get("origins") or []
+            if not isinstance(origins, Sequence) or not origins:
+                continue
+            first = origins[0] if isinstance(origins[0], Mapping) else {"tensor": str(origins[0])}
+            rows.append(
+                {
+                    "quant": r.inputs.get("quant", ""),
+                    "width": r.record.get("width") or r.inputs.get("width"),
+                    "tensor": first.get("tensor") or first.get("name") or "",
+                    "op": first.get("op", ""),
+                    "switch": first.get("switch") or "",
+                }
+            )
+        return rows
+
+    @cached_property
+    def coverage(self) -> list[dict[str, Any]]:
+        """The replay table: one row a build, weight type and setting, summed over prompts and widths."""
+        if self.book.results is None:
+            return []
+        groups: dict[tuple[str, ...], list[Any]] = {}
+        for r in self.book.results.of("replay"):
+            if int(r.inputs.get("width") or 0) < 2:
+                continue
+            key = (str(r.inputs.get("quant", "")), arm_of(r.inputs), settings_words([r.inputs]))
+            groups.setdefault(key, []).append(r)
+        order = {"stock": 0, "patched": 1, "patched, off": 2, "patched, serial": 3}
+        rows = []
+        for (quant, arm, settings), results in sorted(
+            groups.items(), key=lambda g: (g[0][0] != self.quant, g[0][0], g[0][2], order.get(g[0][1], 9))
+        ):
+            widths = sorted({int(r.inputs["width"]) for r in results})
+            contexts = [
+                int(r.table["kv_position"].max()) + 1
+                for r in results
+                if r.table is not None and len(r.table) and "kv_position" in r.table
+            ]
+            changes = [r.record.get("max_abs_diff") for r in results if r.record.get("max_abs_diff") is not None]
+            rows.append(
+                {
+                    "arm": arm,
+                    "quant": quant,
+                    "settings": settings,
+                    "widths": ranges(widths),
+                    "context": _sum_of(results, "context", max(contexts)) if contexts else "",
+                    "compared": _sum_of(results, "compared", sum(int(r.record.get("positions") or 0) for r in results)),
+                    "differing": _sum_of(
+                        results, "differing", sum(int(r.record.get("differing") or 0) for r in results)
+                    ),
+                    "largest": _sum_of(results, "largest", max(changes)) if changes else "",
+                    "flips": _sum_of(results, "flips", sum(int(r.record.get("flips") or 0) for r in results)),
+                }
+            )
+        return rows
+
+    @cached_property
+    def summary(self) -> list[dict[str, Any]]:
+        """The article's own claims table."""
+        rows = []
+        for id, builds, how in SUMMARY:
+            for build in builds:
+                fact = self._fact(id, build, how)
+                if fact is not None:
+                    over = f"{how} of {len(fact.claims)}" if len(fact.claims) > 1 else ""
+                    rows.append({"id": id, "build": build, "fact": fact, "over": over})
+        return rows
+
+    # The top of the page --------------------------------------------------------------------------------------
+
+    @cached_property
+    def headline(self) -> str:
+        """The title; it claims only what was measured."""
+        if self.stock_exact:
+            return "Here a token keeps its logits in any company"
+        if self.stock_differs:
+            return "The logits a token gets depend on its company"
+        return "Does a token’s company change its logits?"
+
+    @cached_property
+    def numbers(self) -> list[Headline]:
+        """The large numbers under the short version."""
+        found: list[Headline] = []
+        if self.first_width is not None and self.stock_differs:
+            found.append(Headline(self.first_width, "tokens in a pass, and stock gives other bits", "stock"))
+        if self.stock_max and self.stock_differs:
+            found.append(Headline(self.stock_max.plain(), "largest change of one logit on stock", "stock"))
+        if self.patched_differing is not None:
+            found.append(Headline(self.patched_differing, "differing rows with the patches", "exact"))
+        if self.price_wide:
+            found.append(
+                Headline(
+                    self.price_wide["patched"].times(),
+                    f"the price of an exact pass of {_word(self._wide_width)} tokens",
+                    "exact",
+                )
+            )
+        return found
+
+
+def arm_of(inputs: Mapping[str, Any]) -> str:
+    """A build with the state of its switch, in words: the label that results carry, e.g. ``patched-without-guard``."""
+    build = str(inputs.get("build", ""))
+    return build.replace("patched-without-", "patched without ").replace("patched-", "patched, ")
+
+
+def settings_words(inputs: Sequence[Mapping[str, Any]]) -> str:
+    """Attention, KV type and threads in words, only those on which all the inputs agree."""
+
+    def common(name: str) -> Any:
+        values = {i.get(name) for i in inputs}
+        return values.pop() if len(values) == 1 else None
+
+    words = []
+    flash = common("flash_attn")
+    if flash is not None:
+        words.append("flash attention" if flash else "no flash attention")
+    if common("kv_type"):
+        words.append(f"{common('kv_type')} KV")
+    if common("threads"):
+        words.append(f"{common('threads')} thread{'' if common('threads') == 1 else 's'}")
+    return ", ".join(words)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``[2, 3, 4, 8, 9]`` as ``2–4, 8, 9``."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][-1] + 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
+
+
+def bdi(text: str) -> Markup:
+    """Untrusted text, isolated, on as many lines as it has."""
+    return Markup("<bdi>{}</bdi>").format(visible(text, 4000).replace("\x1b", "␛"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _FORK_SHOWN else text[:_FORK_SHOWN].rsplit(" ", 1)[0] + " …"
+
+
+def _sum_of(results: Sequence[Any], name: str, value: float | int) -> Markup:
+    """A cell computed from several results, as an element that says so."""
+    return Markup('<data class="claim" value="{}" data-claim="coverage.{}" data-result="{} results">{}</data>').format(
+        value, name, len(results), format_number(value)
+    )
+
+
+def _word(number: int | None) -> str:
+    words = (
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+    )
+    return words[number] if number is not None and 0 <= number < len(words) else "many"
+
+
+def _result_number(result: Any, name: str) -> Markup:
+    value = result.record.get(name)
+    text = (
+        "" if value is None else (f"{value:.3g}" if isinstance(value, float) else f"{value:,}".replace(",", "\u202f"))
+    )
+    return Markup('<data class="claim" value="{}" data-claim="speculative.{}" data-result="{}">{}</data>').format(
+        value, name, result.key, text
+    )
