@@ -221,7 +221,15 @@ def report(
 
         ensure_builds(wanted.backend, echo=print)
     results = runner.measure(wanted, offline=not measure)
-    outcome = build_report(wanted, results, out or paths.report_dir(), run_notebooks=notebooks, check=True)
+    outcome = build_report(
+        wanted,
+        results,
+        out or paths.report_dir(),
+        run_notebooks=notebooks,
+        check=True,
+        # Kernels run in the notebooks' folder: a path must survive that.
+        parameters={"profile": str(Path(profile).absolute()) if Path(profile).suffix == ".toml" else profile},
+    )
     print(f"report: {outcome.index}")
     for line in outcome.failures:
         print(f"failed: {line}", file=sys.stderr)

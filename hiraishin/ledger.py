@@ -465,7 +465,7 @@ def replay_sees_more(judge: Judge) -> Finding | None:
 @_test
 def width_two(judge: Judge) -> Finding | None:
     """Row 9."""
-    two = [r for r in judge.results("replay", build="stock", width=2)]
+    two = list(judge.results("replay", build="stock", width=2))
     if not two:
         return None
     flips = max(int(r.record.get("flips") or 0) for r in two)
@@ -556,7 +556,7 @@ def attention_origin(judge: Judge) -> Finding | None:
     narrow = _origins(judge, lambda w: 2 <= w <= 4)
     if not narrow:
         return None
-    r, origin = narrow[0]
+    _r, origin = narrow[0]
     return _finding(
         "FLASH_ATTN" in str(origin.get("op", "")),
         "first origin of a narrow pass: <code>{}</code>, <code>{}</code>",

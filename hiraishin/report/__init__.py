@@ -1,6 +1,6 @@
 """The report: notebooks executed, figures drawn, and an article in which every number comes from a result.
 
-``build_report`` writes the whole site; ``lint.check`` holds a finished one to its rules. The other modules: ``facts``
+``build_report`` writes the whole site; ``check.check_site`` holds a finished one to its rules. The other modules: ``facts``
 (numbers and where they come from), ``story`` (which sentences the facts allow), ``article`` (templates to pages),
 ``site`` (figures, downloads, folders), ``execute`` and ``kernel_run`` (papermill), ``pages`` (notebooks to HTML).
 """
@@ -72,7 +72,8 @@ def build_report(
     from hiraishin import figures as figure_registry
     from hiraishin import ledger, provenance
     from hiraishin.errors import UserError
-    from hiraishin.report import article, execute, facts, lint, site
+    from hiraishin.report import article, execute, facts, site
+    from hiraishin.report.check import check_site
 
     failures: list[str] = []
     out = Path(out).absolute()
@@ -137,7 +138,7 @@ def build_report(
         writer.provenance(books, missing)
 
         if check:
-            failures += [f"linter: {problem}" for problem in lint.check(stage, finished=False)]
+            failures += [f"linter: {problem}" for problem in check_site(stage, finished=False)]
         site.finish(
             stage,
             out,

@@ -41,7 +41,7 @@ class Problem:
         return f"{self.file}: {self.what}"
 
 
-def check(folder: Path, *, finished: bool = True) -> list[Problem]:
+def check_site(folder: Path, *, finished: bool = True) -> list[Problem]:
     """Every problem of a report folder, in file order; an empty list means that it is sound.
 
     Args:
@@ -195,10 +195,7 @@ def _bare_numbers(soup: BeautifulSoup) -> Iterator[str]:
 
 
 def _has_home(text: NavigableString) -> bool:
-    for parent in text.parents:
-        if parent.name in _NUMBER_HOMES or _NUMBER_CLASSES & set(parent.get("class") or []):
-            return True
-    return False
+    return any(parent.name in _NUMBER_HOMES or _NUMBER_CLASSES & set(parent.get("class") or []) for parent in text.parents)
 
 
 def _style_sheet(path: Path, folder: Path) -> Iterator[str]:
