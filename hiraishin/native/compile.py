@@ -269,9 +269,8 @@ def _logged(command: list[str], place: _Workplace, log: Path, each: Callable[[st
     }
     for name in ("NINJA_STATUS", "CFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "MAKEFLAGS"):
         variables.pop(name, None)  # a build that its description does not describe would be worse than none
-    with log.open("a", encoding="utf-8", errors="replace") as file:
+    with log.open("a", encoding="utf-8", errors="replace", buffering=1) as file:
         print("$", *command, file=file, flush=True)
-        # The lock is inherited: compilers that outlive a killed call keep the next one waiting, not racing them.
         with subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -280,7 +279,7 @@ def _logged(command: list[str], place: _Workplace, log: Path, each: Callable[[st
             text=True,
             errors="replace",
             env=variables,
-            close_fds=False,
+            close_fds=False,  # compilers that outlive a kill keep holding the lock
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:

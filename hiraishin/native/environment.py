@@ -9,29 +9,37 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
+import os
 import shutil
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from hiraishin import paths
 from hiraishin.errors import UserError
 from hiraishin.native import tools
-from hiraishin.native.fetch import download_error, fetch, make_folder, run_pip
+from hiraishin.native.fetch import download_error, fetch, make_folder, pins, run_pip
 
 STAMP = "hiraishin.stamp"
 
 
 @contextlib.contextmanager
 def only_one(lock: Path, doing: str) -> Iterator[None]:
-    """Holds ``lock`` while the block runs; a second process says once what it waits for, then waits."""
+    """Holds ``lock`` while the block runs; a second process says once what it waits for, then waits.
+
+    Child processes started with ``close_fds=False`` hold it too. So after a kill the next call waits until the last
+    orphaned compiler or installer has ended, and never works beside it in the same folder.
+    """
     make_folder(lock.parent)
     with lock.open("a") as file:
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another process is {doing}; waiting for it")
+            print(f"another process is {doing}; waiting for it", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -42,13 +50,14 @@ def say(text: str) -> None:
 
 
 def _made_from() -> dict[str, str]:
-    """What decides whether the environment is up to date."""
-    files = [paths.ROOT / "requirements.lock", paths.ROOT / "data" / "pins.toml", paths.ROOT / "pyproject.toml"]
+    """What decides whether the environment is up to date. Which Python made it does not, as long as that still starts."""
+    lock = (paths.ROOT / "requirements.lock").read_text(encoding="utf-8")
+    project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    parts = [lock, project["project"], project["build-system"], pins()["llama_cpp_python"]]
     return {
-        "python": sys.version.split()[0] + " " + sys.base_prefix,
         "root": str(paths.ROOT),  # the environment's scripts and the link to this package hold it
         "place": str(tools.environment_dir()),
-        "packages": hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest(),
+        "packages": hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
     }
 
 
@@ -58,11 +67,12 @@ def _stamp_text() -> str:
 
 def is_ready() -> bool:
     """Whether the environment is there and was made from what the repository pins now."""
-    stamp = tools.environment_dir() / STAMP
+    place = tools.environment_dir()
     try:
-        return stamp.read_text(encoding="utf-8", errors="surrogateescape") == _stamp_text()
+        same = (place / STAMP).read_text(encoding="utf-8", errors="surrogateescape") == _stamp_text()
     except OSError:
         return False
+    return same and os.access(place / "bin" / "python", os.X_OK)
 
 
 def ensure() -> Path:
@@ -86,10 +96,10 @@ def _make(place: Path) -> None:
     uv = shutil.which("uv")
     stamp = place / STAMP
     try:
-        old = stamp.read_text(encoding="utf-8", errors="surrogateescape").splitlines()[:3]
+        before = stamp.read_text(encoding="utf-8", errors="surrogateescape").splitlines()[:2]
     except OSError:
-        old = []
-    if old != _stamp_text().splitlines()[:3]:
+        before = []  # never made, or interrupted
+    if before != _stamp_text().splitlines()[:2] or not os.access(place / "bin" / "python", os.X_OK):
         say(f"virtual environment in {place}")
         _create(place)
     stamp.unlink(missing_ok=True)
@@ -148,15 +158,18 @@ def _install(place: Path, uv: str | None, arguments: list[str], what: str) -> No
 
 
 def main() -> int:
-    """``make setup``: makes the environment and prints nothing but progress."""
+    """``make setup``: makes the environment, with progress on standard error; prints the path of its Python."""
     try:
-        ensure()
+        print(ensure())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; the next call starts over", file=sys.stderr)
         return 130
+    except OSError as error:
+        print(f"error: {error.strerror} ({error.filename}). Mend that and start again.", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -111,6 +111,7 @@ def run_pip(command: list[str]) -> subprocess.CompletedProcess[str]:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
+            close_fds=False,  # an installer that outlives a kill keeps holding the lock
             check=False,
         )
     except OSError as error:
