@@ -152,7 +152,7 @@ def _install(place: Path, uv: str | None, arguments: list[str], what: str) -> No
             return
         # uv and pip read different index settings; what one cannot reach the other may.
         say(f"uv could not install {what}; trying pip")
-    done = run_pip([python, "-m", "pip", "install", "--quiet", *arguments])
+    done = run_pip([python, "-m", "pip", "install", "--quiet", "--no-compile", *arguments])
     if done.returncode:
         raise download_error(what, done.stdout + done.stderr)
 
