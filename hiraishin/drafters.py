@@ -18,9 +18,6 @@ from hiraishin.errors import UserError
 from hiraishin.llama import Logits, Model
 from hiraishin.speculative import Decoder, Drafter, Target
 
-SMALLEST_NGRAM = 2
-"""Prompt lookup falls back to n-grams of this length; a single token says too little about its successor."""
-
 
 def drafter_name(spec: Mapping[str, Any]) -> str:
     """The canonical description of a profile's drafter: one text for one way to guess.
@@ -131,41 +128,43 @@ def top_two(row: Logits) -> tuple[int, float]:
 class LookupDrafter:
     """Prompt lookup: find the latest earlier place where the last tokens stood, and guess what followed there.
 
-    The longest n-gram that matches wins. When the match overlaps the end, the guess goes on periodically.
+    At least ``ngram`` tokens must match. It guesses no more tokens than match: a short match is often chance, and
+    a rejected guess is paid for in the width of the pass. When the match overlaps the end, the guess goes on
+    periodically.
     """
 
     def __init__(self, *, name: str, ngram: int) -> None:
         self.name = name
-        self.sizes = range(ngram, min(SMALLEST_NGRAM, ngram) - 1, -1)
+        self.ngram = ngram
         self._after: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
     def start(self, prompt: Sequence[int]) -> None:
         """Index the prompt's n-grams."""
         self._after = {}
-        self._indexed = 0
+        self._indexed = self.ngram - 1
         self._index(prompt)
 
     def _index(self, sequence: Sequence[int]) -> None:
         # n-grams that end before the last token: only they have a known successor.
         for end in range(self._indexed + 1, len(sequence)):
-            for size in self.sizes:
-                if end >= size:
-                    self._after[tuple(sequence[end - size : end])] = end
+            self._after[tuple(sequence[end - self.ngram : end])] = end
         self._indexed = max(self._indexed, len(sequence) - 1)
 
     def propose(self, sequence: Sequence[int], most: int) -> list[int]:
         """Copy from the latest match."""
         self._index(sequence)
         count = len(sequence)
-        for size in self.sizes:
-            found = self._after.get(tuple(sequence[count - size :])) if count >= size else None
-            if found is not None:
-                guesses: list[int] = []
-                for position in range(found, found + most):
-                    guesses.append(sequence[position] if position < count else guesses[position - count])
-                return guesses
-        return []
+        found = self._after.get(tuple(sequence[count - self.ngram :])) if count > self.ngram else None
+        if found is None:
+            return []
+        matched = self.ngram
+        while matched < min(most, found) and sequence[found - matched - 1] == sequence[count - matched - 1]:
+            matched += 1
+        guesses: list[int] = []
+        for position in range(found, found + min(most, matched)):
+            guesses.append(sequence[position] if position < count else guesses[position - count])
+        return guesses
 
 
 class ReplayedDrafter:

@@ -350,21 +350,33 @@ def test_top_two_finds_the_pick_and_its_gap_and_leaves_the_row_as_it_was() -> No
     assert top_two(np.array([2.0, 2.0, 0.0], np.float32)) == (0, 0.0)
 
 
-def test_lookup_copies_what_followed_the_latest_match_of_the_longest_ngram() -> None:
-    drafter = LookupDrafter(name="l", ngram=3)
+def test_lookup_copies_what_followed_the_latest_match() -> None:
+    drafter = LookupDrafter(name="l", ngram=2)
     prompt = [1, 2, 3, 4, 5, 9, 2, 3, 8]
     drafter.start(prompt)
-    assert drafter.propose([*prompt, 1, 2, 3], 3) == [4, 5, 9]  # three tokens match at the front
+    assert drafter.propose([*prompt, 7, 2, 3], 2) == [8, 7]
     drafter.start(prompt)
-    assert drafter.propose([*prompt, 7, 2, 3], 2) == [8, 7]  # two match, the later place wins
+    assert drafter.propose([*prompt, 6, 2, 4], 4) == []
+
+
+def test_lookup_guesses_no_further_than_it_matches() -> None:
+    drafter = LookupDrafter(name="l", ngram=2)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    for matched in (2, 3, 4):
+        drafter.start(prompt)
+        assert drafter.propose([*prompt, 50, *prompt[5 - matched : 5]], 15) == prompt[5 : 5 + matched]
     drafter.start(prompt)
-    assert drafter.propose([*prompt, 6, 6, 4], 4) == []
+    assert drafter.propose([*prompt, 50, *prompt[1:5]], 3) == prompt[5:8]
+    drafter.start(prompt)
+    assert drafter.propose([*prompt, 5], 15) == []
 
 
 def test_lookup_goes_on_periodically_when_the_match_reaches_the_end() -> None:
     drafter = LookupDrafter(name="l", ngram=2)
     drafter.start([1, 2])
-    assert drafter.propose([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
+    assert drafter.propose([1, 2, 1, 2, 1, 2], 5) == [1, 2, 1, 2]
+    drafter.start([7])
+    assert drafter.propose([7] * 6, 9) == [7] * 5
 
 
 def test_lookup_knows_nothing_of_an_earlier_run() -> None:
@@ -373,7 +385,7 @@ def test_lookup_knows_nothing_of_an_earlier_run() -> None:
     drafter.propose([1, 2, 3, 4, 5], 3)
     drafter.start([1, 2, 3])
     assert drafter.propose([1, 2, 3, 4], 3) == []
-    assert drafter.propose([1, 2, 3, 4, 3, 4], 3) == [3, 4, 3]
+    assert drafter.propose([1, 2, 3, 4, 3, 4], 3) == [3, 4]
 
 
 def test_the_replayed_drafter_accepts_at_the_chosen_rate() -> None:
