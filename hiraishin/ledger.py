@@ -772,7 +772,7 @@ def float_spacing(published: Mapping[str, Published]) -> Finding:
     wanted = [published[f"float.{k}"].value for k in ("spacing_at_1e8", "one_order", "other_order")]
     return _finding(
         [gap, *sums] == wanted,
-        "spacing {}, sums {} and {}",
+        "Spacing {}, sums {} and {}",
         _computed(gap, "spacing"),
         *(_computed(s, "sum") for s in sums),
     )
@@ -796,7 +796,7 @@ def q6_k_row(published: Mapping[str, Published]) -> Finding:
     )
     return Finding(
         EXPLAINED if good else DIFFERS,
-        Markup("a stored row has {} blocks; its integers sum to the same in both directions").format(
+        Markup("A stored row has {} blocks; its integers sum to the same in both directions").format(
             _computed(blocks, "blocks")
         ),
     )
@@ -817,7 +817,7 @@ def warp_walk(published: Mapping[str, Published]) -> Finding:
         and bits(values[0]) != bits(values[1])
     )
     text = Markup(
-        "computed: the first of four warps takes blocks {}, of two {}; a real row sums to <code>{}</code> and <code>{}</code>"
+        "Computed: the first of four warps takes blocks {}, of two {}; a real row sums to <code>{}</code> and <code>{}</code>"
     )
     return Finding(
         EXPLAINED if good else DIFFERS,
@@ -837,7 +837,7 @@ def warp_count(published: Mapping[str, Published]) -> Finding:
     wanted = [int(published["matvec.warps_1_to_4"].value)] * 4 + [int(published["matvec.warps_5_to_8"].value)] * 4
     return Finding(
         EXPLAINED if counts == wanted else DIFFERS,
-        Markup("the source's table: {} for one to four tokens, {} for five to eight").format(
+        Markup("The source's table: {} for one to four tokens, {} for five to eight").format(
             _computed(counts[0], "warps"), _computed(counts[4], "warps")
         ),
     )
@@ -851,7 +851,7 @@ def padding_constant(published: Mapping[str, Published]) -> Finding:
     good = padded(1) == PADDING == published["attention.padding"].value and padded(PADDING + 1) == 2 * PADDING
     return Finding(
         EXPLAINED if good else DIFFERS,
-        Markup("the source rounds up to a multiple of {}; the step from one to two of them shows in the replay").format(
+        Markup("The source rounds up to a multiple of {}; the step from one to two of them shows in the replay").format(
             _computed(PADDING, "padding")
         ),
     )
@@ -870,7 +870,7 @@ def first_position_model(published: Mapping[str, Published]) -> Finding:
     """Row 22."""
     first = _post_gpu().first_differing_position(2)
     boundary = published["long.clean_below_kv"].value
-    text = Markup("from registers and multiprocessors alone: the first position that differs among two is {}").format(
+    text = Markup("From registers and multiprocessors alone: the first position that differs among two is {}").format(
         _computed(first, "position")
     )
     return Finding(EXPLAINED if first == boundary else DIFFERS, text)
@@ -889,7 +889,7 @@ def chunks_dealt(published: Mapping[str, Published]) -> Finding:
     return Finding(
         EXPLAINED if good else DIFFERS,
         Markup(
-            "modelled bit by bit: chunks of {} dealt in turn, and the output {} on how many blocks there are"
+            "Modelled bit by bit: chunks of {} dealt in turn, and the output {} on how many blocks there are"
         ).format(_computed(CHUNK, "chunk"), "depends" if moved else "does not depend"),
     )
 
@@ -921,7 +921,7 @@ def masked_chunk(published: Mapping[str, Published]) -> Finding:
         position: int((gpu_attention(q, k, v, position, 4).output != gpu_attention(q, k, v, position, 3).output).sum())
         for position in (300, 390)
     }
-    text = Markup("modelled: {} of the outputs change for the earlier query, {} for the later one").format(
+    text = Markup("Modelled: {} of the outputs change for the earlier query, {} for the later one").format(
         *(_computed(n, "outputs") for n in changed.values())
     )
     return Finding(EXPLAINED if changed[300] == 0 and changed[390] > 0 else DIFFERS, text)
@@ -935,7 +935,7 @@ def shared_loads(published: Mapping[str, Published]) -> Finding:
     each = (lb - la) / (b - a)
     fixed = la - each * a
     linear = is_close(lc, fixed + each * c)
-    text = Markup("compiled for that GPU: {} loads whatever the width and {} a column").format(
+    text = Markup("Compiled for that GPU: {} loads whatever the width and {} a column").format(
         _computed(fixed, "loads"), _computed(each, "loads")
     )
     return Finding(EXPLAINED if linear and fixed > 0 else DIFFERS, text)

@@ -60,7 +60,7 @@ def sections(story: Story, *, further: bool) -> list[Section]:
 
 def environment() -> jinja2.Environment:
     """Autoescaping on, undefined names an error."""
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(str(paths.ROOT / "report" / "templates")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -68,6 +68,8 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.filters["trim_problem"] = lambda text, id: str(text).removeprefix(f"figure {id}: ")
+    return made
 
 
 class Writer:

@@ -195,7 +195,9 @@ def _bare_numbers(soup: BeautifulSoup) -> Iterator[str]:
 
 
 def _has_home(text: NavigableString) -> bool:
-    return any(parent.name in _NUMBER_HOMES or _NUMBER_CLASSES & set(parent.get("class") or []) for parent in text.parents)
+    return any(
+        parent.name in _NUMBER_HOMES or _NUMBER_CLASSES & set(parent.get("class") or []) for parent in text.parents
+    )
 
 
 def _style_sheet(path: Path, folder: Path) -> Iterator[str]:

@@ -90,11 +90,7 @@ def read_notebook(path: Path, title: str, image_prefix: str) -> NotebookPage:
 
 def visible(text: str, limit: int = LONGEST_TEXT) -> str:
     """Text that a browser shows as it is: control characters as symbols, progress bars at their last state, cut."""
-    lines = []
-    for line in text.split("\n"):
-        line = line.removesuffix("\r")
-        lines.append(line.rsplit("\r", 1)[-1] if "\r" in line else line)
-    text = "\n".join(lines)
+    text = "\n".join(line.removesuffix("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
     if len(text) > limit:
         text = f"{text[:limit]}\n[cut here; {len(text) - limit:,} more characters are in the notebook file]"
     # C0 controls (but tab, newline and escape, which ANSI colours need) as their Unicode pictures.
