@@ -40,13 +40,16 @@ def check_abi(abi: dict[str, Any]) -> None:
 
     ``abi["structs"]`` maps a struct name to ``{"size": int, "fields": {name: offset}}``.
 
+    A build made elsewhere has no such file: then the known default values must sit where we would read them.
+
     Raises:
-        UserError: a struct differs in size or in the offset of a field, or the description is empty.
+        UserError: a struct differs in size or in the offset of a field, or a default value is not what it must be.
     """
     native = load_native()
     structs = abi.get("structs") or {}
     if not structs:
-        raise UserError("the build has no layout description (abi.json)", "Run build.sh again.")
+        check_defaults(native)
+        return
     for name, layout in structs.items():
         declared = _declared(native, name)
         if declared is None:
@@ -62,6 +65,47 @@ def check_abi(abi: dict[str, Any]) -> None:
                 raise UserError(
                     f"{name}.{field} sits at byte {offset} in this build and at {descriptor.offset} in the Python side",
                     "The library is of another version; build one with build.sh.",
+                )
+
+
+_DEFAULTS = {
+    "llama_context_default_params": {
+        "n_ctx": 512,
+        "n_batch": 2048,
+        "n_ubatch": 512,
+        "n_seq_max": 1,
+        "flash_attn_type": -1,
+        "yarn_ext_factor": -1.0,
+        "defrag_thold": -1.0,
+        "type_k": 1,
+        "type_v": 1,
+        "embeddings": False,
+        "offload_kqv": True,
+        "op_offload": True,
+        "swa_full": True,
+        "kv_unified": False,
+        "n_samplers": 0,
+    },
+    "llama_model_default_params": {"vocab_only": False, "check_tensors": False, "use_extra_bufts": True, "main_gpu": 0},
+}
+"""Default values in ``llama-context.cpp`` and ``llama-model.cpp`` of the pinned source."""
+
+
+def check_defaults(native: Any) -> None:
+    """Trust a library without a layout description only if its default parameters read as the known ones.
+
+    A struct with a field added or removed shifts what follows, so that some default reads as something else.
+
+    Raises:
+        UserError: a default value is not where it should be.
+    """
+    for function, values in _DEFAULTS.items():
+        found = getattr(native, function)()
+        for field, value in values.items():
+            if getattr(found, field) != value:
+                raise UserError(
+                    f"this library's {function} gives {field} = {getattr(found, field)} where {value} is expected",
+                    "Its layout is not that of llama-cpp-python 0.3.36, so it cannot be driven safely; build that source.",
                 )
 
 

@@ -169,6 +169,110 @@ def _stop_on_failures(results: ResultSet) -> None:
 
 
 @app.command()
+def localize(
+    build: Annotated[str, typer.Option(help="stock, patched, off or serial.")] = "stock",
+    width: Annotated[int, typer.Option(min=2, max=16, help="Width of the pass to watch.")] = 4,
+    tokens: Annotated[int, typer.Option(help="Tokens of the trace to search for the first difference.")] = 64,
+    profile: ProfileOption = "default",
+    model: Annotated[Path | None, typer.Option(help="A local GGUF instead of the profile's model.")] = None,
+    quant: Annotated[str | None, typer.Option(help="Weight type of the embedded model.")] = None,
+    prompt: Annotated[str, typer.Option(help="A prompt's id in the set.")] = "first",
+    threads: Annotated[int | None, typer.Option(help="Threads.")] = None,
+    kv_type: Annotated[str | None, typer.Option(help="Type of the KV cache.")] = None,
+    flash_attn: Annotated[bool | None, typer.Option(help="Flash attention on or off.")] = None,
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="Also show operations that only pass a difference on.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Name the operations whose rows differ between lone passes and one pass of a width. Exit 1 if any do."""
+    from hiraishin import run as runner
+    from hiraishin.profile import LocalizeMatrix, load_profile
+
+    if build not in runner.ARMS:
+        raise UserError(f"there is no build {build!r}", f"Known: {', '.join(runner.ARMS)}.")
+    base = change_profile(
+        load_profile(profile), model=model, quant=quant, threads=threads, kv_type=kv_type, flash_attn=flash_attn
+    )
+    matrix = LocalizeMatrix.model_validate({"prompt": prompt, "widths": [width], "tokens": tokens, "arms": [build]})
+    wanted = base.model_copy(update={"replay": [], "price": [], "runs": [], "localize": [matrix]})
+    results = runner.measure(wanted, quiet=as_json, echo=lambda text: print(text, file=sys.stderr))
+    _stop_on_failures(results)
+    found = results.results[0]
+    table = [] if found.table is None else found.table.to_dict("records")
+    if as_json:
+        _emit({"record": found.record, "operations": json.loads(json.dumps(table, default=str))})
+    else:
+        for row in table:
+            if row["verdict"] == "origin" or (all_rows and row["verdict"] != "equal"):
+                switch = f"; {row['switch']}" if row["switch"] else ""
+                print(
+                    f"{row['index']:>5} {row['tensor']:<24} {row['op']:<16} {row['weight_type']:<6} {row['backend']:<12} "
+                    f"{row['verdict']:<10} {row['differing']} of {row['tokens']} tokens{switch}"
+                )
+        print(
+            f"width {width} at KV position {found.record['kv_position']}: {found.record['differing_operations']} of "
+            f"{found.record['operations']} operations differ, {len(found.record['origins'])} are origins"
+        )
+    raise typer.Exit(1 if found.record["differing_operations"] else 0)
+
+
+@app.command()
+def audit(
+    lib: Annotated[Path | None, typer.Option(help="Folder of any llama.cpp build's libraries.")] = None,
+    build: Annotated[str, typer.Option(help="One of this project's builds: stock or patched.")] = "stock",
+    model: Annotated[Path | None, typer.Option(help="A local GGUF; the embedded model otherwise.")] = None,
+    quant: Annotated[str, typer.Option(help="Weight type of the embedded model.")] = "Q4_K_M",
+    widths: Annotated[str, typer.Option(help="Widths, such as 2-16 or 2,4,8.")] = "2-16",
+    tokens: Annotated[int, typer.Option(min=2, max=8192, help="Positions to compare.")] = 128,
+    prompt: Annotated[str, typer.Option(help="A prompt's id in the set.")] = "first",
+    prompts: Annotated[str, typer.Option(help="A prompt set's name, or a .jsonl file.")] = "replay",
+    kv_type: Annotated[str, typer.Option(help="Type of the KV cache.")] = "f16",
+    threads: Annotated[int, typer.Option(min=1, max=512, help="Threads.")] = 2,
+    flash_attn: Annotated[bool, typer.Option(help="Flash attention on or off.")] = True,
+    gpu_layers: Annotated[int, typer.Option(min=0, help="Layers on the GPU.")] = 0,
+    explain: Annotated[bool, typer.Option(help="Prove causes: flip the switches that remove one.")] = False,
+    predict: Annotated[bool, typer.Option(help="State the width classes before running, then score.")] = False,
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, fit for an issue.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Does a batch change greedy output, from which width, which operation? Exit 0 exact, 1 not, 2 could not tell."""
+    from hiraishin.audit import AuditOptions, run_audit
+    from hiraishin.audit_show import print_table, to_html, to_markdown
+
+    chosen = parse_widths(widths)
+    report = run_audit(
+        AuditOptions(
+            lib,
+            build,
+            model,
+            quant,
+            tuple(w for w in chosen if w > 1),
+            tokens,
+            prompt,
+            prompts,
+            kv_type,
+            threads,
+            flash_attn,
+            gpu_layers,
+            explain,
+            predict,
+        ),
+        echo=lambda text: print(text, file=sys.stderr),
+    )
+    if markdown is not None:
+        markdown.write_text(to_markdown(report), encoding="utf-8")
+    if html is not None:
+        html.write_text(to_html(report), encoding="utf-8")
+    if as_json:
+        _emit(report.to_json())
+    else:
+        print_table(report)
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
 def run(
     profile: Annotated[str, typer.Argument(help="A profile's name, or a .toml file.")] = "default",
     out: Annotated[Path | None, typer.Option(help="Also write the results as a receipt into this folder.")] = None,

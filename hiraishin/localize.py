@@ -85,7 +85,6 @@ def compare_passes(lone: list[list[Node]], batch: list[list[Node]], widths: list
     out: list[Compared] = []
     # Per graph of the pass: tensor address -> which of all tokens differ there so far.
     state: list[dict[int, npt.NDArray[np.bool_]]] = [{} for _ in batch]
-    lone_cache = np.zeros(total, np.bool_)
     starts = np.concatenate([[0], np.cumsum(widths)])
     for index in range(len(names)):
         differing, origin = np.zeros(total, np.bool_), np.zeros(total, np.bool_)
@@ -105,13 +104,13 @@ def compare_passes(lone: list[list[Node]], batch: list[list[Node]], widths: list
                 if seen is not None:
                     inputs |= seen
             here = differing[starts[part] : starts[part + 1]]
-            if node.op in ("SET_ROWS", "CPY") and node.bits is None:
-                # A write into the KV cache: later tokens of the pass read it too.
+            writes_cache = node.op in ("SET_ROWS", "CPY") and node.bits is None
+            if writes_cache:
+                # A copy into the KV cache: it starts nothing, and later tokens of the pass read it too.
                 here |= np.logical_or.accumulate(inputs)
-                lone_cache[starts[part] : starts[part + 1]] = here
             elif not known:
                 here |= inputs
-            origin[starts[part] : starts[part + 1]] = here & ~inputs
+            origin[starts[part] : starts[part + 1]] = here & ~inputs & (not writes_cache)
             previous = (
                 state[part].get(node.root, np.zeros(width, np.bool_))
                 if node.bits is None

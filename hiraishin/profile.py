@@ -62,6 +62,8 @@ class Settings(_Strict):
     kv_type: KVType = "f16"
     n_batch: Annotated[int, Field(ge=MAX_WIDTH, le=4096)] = 512
     gpu_layers: Annotated[int, Field(ge=0)] = 0
+    extra_bufts: bool = True
+    """Whether the CPU may repack weights (llama.cpp's default)."""
 
 
 class ReplayMatrix(_Strict):

@@ -64,6 +64,13 @@ def largest_difference(a: Logits, b: Logits) -> float | None:
     return value if np.isfinite(value) else None
 
 
+def rms_difference(a: Logits, b: Logits) -> float | None:
+    """Root mean square of the differences of two rows; ``None`` when it is not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        value = float(np.sqrt(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)))
+    return value if np.isfinite(value) else None
+
+
 def _top(row: Logits) -> tuple[list[int], list[float]]:
     ids = np.argpartition(row, -TOP)[-TOP:]
     ids = ids[np.argsort(-row[ids], kind="stable")]
@@ -151,6 +158,7 @@ def replay_once(session: Session, trace: Trace, width: int) -> tuple[dict[str, l
         "margin": list(trace.margins),
         "differing": [False] * count,
         "max_abs_diff": [0.0] * count,
+        "rms_diff": [0.0] * count,
         "flip": [False] * count,
         "replayed_token": list(trace.argmax),
         "row_sha256": list(trace.hashes),
@@ -169,6 +177,7 @@ def replay_once(session: Session, trace: Trace, width: int) -> tuple[dict[str, l
             index, row, was = start + int(offset), logits[offset], reference[offset]
             columns["differing"][index] = True
             columns["max_abs_diff"][index] = largest_difference(row, was)
+            columns["rms_diff"][index] = rms_difference(row, was)
             columns["replayed_token"][index] = int(np.argmax(row))
             columns["flip"][index] = columns["replayed_token"][index] != trace.argmax[index]
             columns["row_sha256"][index] = row_sha256(row)
@@ -253,3 +262,46 @@ def measure(
             record |= {"seconds": seconds, "decode_seconds": inside, "switch_in_force": switch}
             yield {"kind": "replay", "width": width, "record": record, "table": columns}
         set_switch(SWITCH_OFF)
+
+
+def reorder_floor(
+    *, model_path: str, settings: dict[str, Any], changes: dict[str, Any], prompt: list[int], tokens: list[int]
+) -> Iterator[dict[str, Any]]:
+    """Child: width-1 rows of one token sequence under two settings that differ in the order of sums alone.
+
+    Both decode the same tokens one at a time, so no batch is involved: whatever moves is the size of rounding in
+    this model. Returns ``max`` and ``rms`` of the differing rows, and how many differ.
+    """
+    rows: list[Logits] = []
+    largest: list[float] = []
+    spread: list[float] = []
+    set_switch(SWITCH_OFF)
+    for variant in (settings, {**settings, **changes}):
+        model = get_model(
+            model_path, gpu_layers=variant.get("gpu_layers", 0), extra_bufts=variant.get("extra_bufts", True)
+        )
+        with Session(
+            model,
+            n_ctx=len(prompt) + len(tokens),
+            n_batch=variant.get("n_batch", 512),
+            threads=variant["threads"],
+            flash_attn=variant["flash_attn"],
+            kv_type=variant["kv_type"],
+        ) as session:
+            session.prefill(prompt)
+            for index, token in enumerate(tokens):
+                row = session.decode([token])[0]
+                if variant is settings:
+                    rows.append(row.copy())
+                elif differing_rows(row[None], rows[index][None]).any():
+                    largest.append(largest_difference(row, rows[index]) or 0.0)
+                    spread.append(rms_difference(row, rows[index]) or 0.0)
+    yield {
+        "return": {
+            "differing": len(largest),
+            "positions": len(tokens),
+            "max": max(largest, default=0.0),
+            "rms_max": max(spread, default=0.0),
+            "rms_median": float(np.median(spread)) if spread else 0.0,
+        }
+    }
