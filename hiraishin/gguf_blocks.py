@@ -5,9 +5,9 @@ native build before the first test can run, and it takes minutes for 5 GB. Here 
 with integer draws and single IEEE operations, so a file has the same sha256 on every machine. Timing and
 bit-exactness do not depend on how well the blocks approximate the numbers they were drawn for.
 
-* ``Q2_K`` to ``Q6_K`` are quantized here, round to nearest per sub-block (no search for better scales).
-* ``Q4_0`` to ``Q8_0``, ``MXFP4``, ``BF16`` go through the ``gguf`` package.
-* The remaining types (``IQ*``, ``NVFP4``, ``Q1_0``, ``Q2_0``) get random codes, every one of which is valid, and a
+* ``Q2_K`` to ``Q6_K`` and ``IQ4_NL`` are quantized here, round to nearest (no search for better scales).
+* ``Q4_0`` to ``Q8_0`` and ``MXFP4`` go through the ``gguf`` package.
+* The remaining types (the other ``IQ*``, ``NVFP4``, ``Q1_0``, ``Q2_0``) get random codes, every one of which is valid, and a
   scale that brings their spread to the wanted one.
 
 Block layouts follow ``ggml-common.h`` of ggml 0.25; the tests dequantize every bank with the ``gguf`` package.
@@ -29,9 +29,9 @@ _CHUNK = 1 << 11  # blocks of 256 at a time: what fits the second-level cache
 _BY_NAME = {name: (block, size) for name, block, size in GGML_TYPES.values()}
 # fmt: off
 _RANDOM_CODES = {
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "NVFP4", "Q1_0", "Q2_0",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "NVFP4", "Q1_0", "Q2_0",
 }
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
          *sorted(_RANDOM_CODES))
 # fmt: on
 """Types that :func:`bank` can make: all that ggml's CUDA mat-vec kernel has, and the three float types."""
@@ -95,13 +95,16 @@ def quantize(name: str, values: Floats) -> Bytes:
     Raises:
         KeyError: the type has no quantizer here (see the module's docstring).
     """
-    own = {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+    own = {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl}
     if name in own:
         return own[name](values)
     if name == "F32":
         return np.ascontiguousarray(values, np.float32).view(np.uint8)
     if name == "F16":
         return np.ascontiguousarray(values.astype(np.float16)).view(np.uint8)
+    if name == "BF16":
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16).view(np.uint8)
     if name in _RANDOM_CODES:
         raise KeyError(name)
     from gguf.constants import GGMLQuantizationType
@@ -212,6 +215,18 @@ def _q6_k(values: Floats) -> Bytes:
     return np.concatenate([nibbles.reshape(-1, 128), pairs.reshape(-1, 64), scales, _half(d)], axis=1)
 
 
+_IQ4_VALUES = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)  # kvalues_iq4nl
+
+
+def _iq4_nl(values: Floats) -> Bytes:
+    d = _round_half(np.abs(values).max(axis=1) / np.float32(113))
+    ratio = np.divide(values, d[:, None], out=np.zeros_like(values), where=d[:, None] != 0)
+    codes = np.searchsorted((_IQ4_VALUES[1:] + _IQ4_VALUES[:-1]) / 2, ratio).astype(np.uint8)
+    return np.concatenate([_half(d), codes[:, :16] | (codes[:, 16:] << 4)], axis=1)
+
+
 def _random_codes(name: str, count: int, sigma: float, seed: int) -> Bytes:
     size = block_of(name)[1]
     words = np.random.PCG64(seed).random_raw(-(-count * (size + 1) // 8)).view(np.uint8)
@@ -242,7 +257,7 @@ def _random_codes(name: str, count: int, sigma: float, seed: int) -> Bytes:
 
 # fmt: off
 _SCALES = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_0": (0,), "IQ4_NL": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
 }
 # fmt: on

@@ -362,7 +362,9 @@ def _pieces(plan: _Plan, blocks: int) -> Iterator[memoryview | bytes]:
         yield memoryview(data.tobytes())
         yield bytes(_padded(plan.size) - plan.size)
         return
-    bank = _bank(plan.type, blocks, plan.sigma)
+    # The embedding has a bank of its own: with a shared one, some rows of the output matrix would be rows of the
+    # embedding, and those tokens would win every time.
+    bank = _bank(plan.type, blocks, plan.sigma, "embedding" if plan.name.startswith("token_embd") else "weights")
     start, left = _seed(plan.name) % blocks * (len(bank) // blocks), plan.size
     while left:
         count = min(left, len(bank) - start)
@@ -372,19 +374,19 @@ def _pieces(plan: _Plan, blocks: int) -> Iterator[memoryview | bytes]:
 
 
 @functools.lru_cache(maxsize=8)
-def _bank(type_: str, blocks: int, sigma: float) -> memoryview:
+def _bank(type_: str, blocks: int, sigma: float, use: str) -> memoryview:
     if type_ in ("F32", "F16", "BF16"):
         # A block of one weight: draw enough of them for rows to differ.
         blocks = blocks * 128 + 1
-    made = gguf_blocks.rescale(type_, _unit_bank(type_, blocks), sigma)
+    made = gguf_blocks.rescale(type_, _unit_bank(type_, blocks, use), sigma)
     if made is None:
-        made = gguf_blocks.bank(type_, blocks, sigma, _seed(type_))
+        made = gguf_blocks.bank(type_, blocks, sigma, _seed(f"{type_} {use}"))
     return memoryview(made.reshape(-1).data)
 
 
 @functools.lru_cache(maxsize=2)
-def _unit_bank(type_: str, blocks: int) -> gguf_blocks.Bytes:
-    return gguf_blocks.bank(type_, blocks, 1.0, _seed(type_))
+def _unit_bank(type_: str, blocks: int, use: str) -> gguf_blocks.Bytes:
+    return gguf_blocks.bank(type_, blocks, 1.0, _seed(f"{type_} {use}"))
 
 
 def _seed(text: str) -> int:
