@@ -72,6 +72,15 @@ def _replay(results: ResultSet) -> Iterator[Claim]:
         first = min((r.inputs["width"] for r in differing), default=None)
         span = f"widths {widths[0]} to {widths[-1]}, {len({r.inputs['prompt'] for r in members})} prompt(s)"
         yield Claim("replay.first_differing_width", build, params, first, "tokens", span)
+        short = [r.inputs["width"] for r in differing if _differs_below(r, 256)]
+        yield Claim(
+            "replay.first_differing_width_short",
+            build,
+            params,
+            min(short, default=None),
+            "tokens",
+            "rows before KV position 256, where attention is not split",
+        )
         yield Claim(
             "replay.positions_compared", build, params, sum(r.record["positions"] for r in members), "rows", span
         )
@@ -119,6 +128,13 @@ def _replay(results: ResultSet) -> Iterator[Claim]:
             yield Claim("replay.width_flips", build, at, sum(r.record["flips"] for r in here), "positions", "")
             finite = [r.record["max_abs_diff"] for r in here]
             yield Claim("replay.width_max_abs_diff", build, at, None if None in finite else max(finite), "logit", "")
+
+
+def _differs_below(result: Result, cells: int) -> bool:
+    """Whether a replay has a differing row at a KV position below ``cells``."""
+    if result.table is None:
+        return False
+    return bool((result.table["differing"] & (result.table["kv_position"] < cells)).any())
 
 
 def _rows(result: Result) -> list[str]:
