@@ -10,7 +10,13 @@ import pandas as pd
 from hiraishin.results import Result, ResultSet, Unit
 
 BASE: dict[str, Any] = {
-    "model": "tiny", "model_sha256": "0" * 64, "quant": "Q4_K_M", "threads": 2, "flash_attn": True, "kv_type": "f16", "code": "c0de",
+    "model": "tiny",
+    "model_sha256": "0" * 64,
+    "quant": "Q4_K_M",
+    "threads": 2,
+    "flash_attn": True,
+    "kv_type": "f16",
+    "code": "c0de",
 }
 WIDTHS = (2, 3, 4, 5, 8, 9, 12, 16)
 PROMPTS = {"lru-cache": (60, 128), "binary-search": (48, 128), "tides": (52, 128), "long-rewrite": (240, 320)}
@@ -44,18 +50,48 @@ def replays(exact_stock: bool = False) -> list[Result]:
                     diff = np.where((kv >= 256) & (diff == 0), 0.15 * rng.lognormal(0, 0.5, tokens), diff)
                     diff[::9] *= 1e-3
                 flip = diff > 2.5 * margin
-                top = [[int(t), int(t) + 1, int(t) + 2, int(t) + 3, int(t) + 4] if d else None for t, d in zip(position, diff, strict=True)]
+                top = [
+                    [int(t), int(t) + 1, int(t) + 2, int(t) + 3, int(t) + 4] if d else None
+                    for t, d in zip(position, diff, strict=True)
+                ]
                 logits = [[9.0, 9.0 - m, 5.0, 4.0, 3.0] if d else None for m, d in zip(margin, diff, strict=True)]
-                out.append(result(
-                    "replay",
-                    {"build": build, "fingerprint": build, "prompt": prompt, "prompt_sha256": prompt, "switch": switch, "width": width},
-                    {"positions": tokens, "differing": int((diff > 0).sum()), "max_abs_diff": float(diff.max()), "flips": int(flip.sum()),
-                     "first_differing": int(np.argmax(diff > 0)) if diff.any() else None, "rerun_differing": 0, "seconds": 1.0,
-                     "first_differing_kv": int(kv[np.argmax(diff > 0)]) if diff.any() else None},
-                    {"position": position, "kv_position": kv, "token": position + 100, "margin": margin, "differing": diff > 0,
-                     "max_abs_diff": diff, "flip": flip, "replayed_token": position + 100 + flip, "top_ids": top, "top_logits": logits,
-                     "reference_top_ids": top, "reference_top_logits": logits},
-                ))
+                out.append(
+                    result(
+                        "replay",
+                        {
+                            "build": build,
+                            "fingerprint": build,
+                            "prompt": prompt,
+                            "prompt_sha256": prompt,
+                            "switch": switch,
+                            "width": width,
+                        },
+                        {
+                            "positions": tokens,
+                            "differing": int((diff > 0).sum()),
+                            "max_abs_diff": float(diff.max()),
+                            "flips": int(flip.sum()),
+                            "first_differing": int(np.argmax(diff > 0)) if diff.any() else None,
+                            "rerun_differing": 0,
+                            "seconds": 1.0,
+                            "first_differing_kv": int(kv[np.argmax(diff > 0)]) if diff.any() else None,
+                        },
+                        {
+                            "position": position,
+                            "kv_position": kv,
+                            "token": position + 100,
+                            "margin": margin,
+                            "differing": diff > 0,
+                            "max_abs_diff": diff,
+                            "flip": flip,
+                            "replayed_token": position + 100 + flip,
+                            "top_ids": top,
+                            "top_logits": logits,
+                            "reference_top_ids": top,
+                            "reference_top_logits": logits,
+                        },
+                    )
+                )
     return out
 
 
@@ -69,7 +105,14 @@ def prices() -> list[Result]:
                 ms = 8.0 * (1 + slope * (width - 1)) * (1 + 0.02 * rng.standard_normal())
                 for key, value in (("build", arm), ("width", width), ("round", turn), ("ms", ms)):
                     table[key].append(value)
-    return [result("price", {"builds": ["stock", "patched"], "context": 200, "weight_bytes": 103_668_480}, {"base": "stock"}, table)]
+    return [
+        result(
+            "price",
+            {"builds": ["stock", "patched"], "context": 200, "weight_bytes": 103_668_480},
+            {"base": "stock"},
+            table,
+        )
+    ]
 
 
 def bandwidths() -> list[Result]:
@@ -89,8 +132,22 @@ def speculative_runs() -> list[Result]:
             prompt = f"{category}-{n}"
             where = {"prompt": prompt, "prompt_sha256": prompt, "category": category, "tokens": 96, "prefill": "whole"}
             for build, switch in (("stock", 0), ("patched", 16)):
-                out.append(result("plain", {"build": build, "fingerprint": build, "switch": switch, **where}, {"rows_sha256": "r", "tokens": 96, "tokens_per_second": 100 + n, "text": "…", "seconds": {"decode": 0.96}}))
-                table: dict[str, list[Any]] = {k: [] for k in ("cycle", "width", "accepted", "draft_ms", "verify_ms", "bookkeeping_ms")}
+                out.append(
+                    result(
+                        "plain",
+                        {"build": build, "fingerprint": build, "switch": switch, **where},
+                        {
+                            "rows_sha256": "r",
+                            "tokens": 96,
+                            "tokens_per_second": 100 + n,
+                            "text": "…",
+                            "seconds": {"decode": 0.96},
+                        },
+                    )
+                )
+                table: dict[str, list[Any]] = {
+                    k: [] for k in ("cycle", "width", "accepted", "draft_ms", "verify_ms", "bookkeeping_ms")
+                }
                 tokens = 0
                 while tokens < 96:
                     drafted = int(rng.integers(1, 9))
@@ -101,12 +158,115 @@ def speculative_runs() -> list[Result]:
                     tokens += accepted + 1
                 fork = build == "stock" and (n + len(category)) % 2 == 0
                 total = {k: sum(table[f"{k}_ms"]) / 1e3 for k in ("draft", "verify", "bookkeeping")} | {"prefill": 0.3}
-                out.append(result(
-                    "speculative",
-                    {"build": build, "fingerprint": build, "switch": switch, **where, "matrix": "evaluation", "drafter": "lookup", "draft_length": 8, "client_guard": False},
-                    {"identical": not fork, "first_differing_token": int(rng.integers(5, 90)) if fork else None, "first_differing_byte": 17 if fork else None,
-                     "margin_there": 0.05 if fork else None, "accepted": sum(table["accepted"]), "drafted": sum(table["width"]) - len(table["width"]),
-                     "cycles": len(table["cycle"]), "tokens": tokens, "seconds": total, "text": "a", "plain_text": "b" if fork else "a"},
+                out.append(
+                    result(
+                        "speculative",
+                        {
+                            "build": build,
+                            "fingerprint": build,
+                            "switch": switch,
+                            **where,
+                            "matrix": "evaluation",
+                            "drafter": "lookup",
+                            "draft_length": 8,
+                            "client_guard": False,
+                        },
+                        {
+                            "identical": not fork,
+                            "first_differing_token": int(rng.integers(5, 90)) if fork else None,
+                            "first_differing_byte": 17 if fork else None,
+                            "margin_there": 0.05 if fork else None,
+                            "accepted": sum(table["accepted"]),
+                            "drafted": sum(table["width"]) - len(table["width"]),
+                            "cycles": len(table["cycle"]),
+                            "tokens": tokens,
+                            "seconds": total,
+                            "text": "a",
+                            "plain_text": "b" if fork else "a",
+                        },
+                        table,
+                    )
+                )
+    return out
+
+
+def examples() -> list[Result]:
+    """One run that recorded an example cycle."""
+    example = {
+        "before": "def get(self, key):\n    ",
+        "n_past": 71,
+        "last": "if",
+        "drafts": [" key", " in", " self", ".", "data", ":"],
+        "draft_ids": [1] * 6,
+        "emitted": [" key", " in", " self", ".cache"],
+        "emitted_ids": [1] * 4,
+        "accepted": 3,
+        "width": 7,
+        "draft_ms": 6.2,
+        "verify_ms": 14.9,
+        "bookkeeping_ms": 0.1,
+    }
+    run = speculative_runs()[3]
+    return [Result(run.unit, {**run.record, "example": example}, run.table, run.provenance, run.key)]
+
+
+def localized() -> list[Result]:
+    """Stock differs from a MUL_MAT at width 4 and 8; patched at none."""
+    out = []
+    ops = ("RMS_NORM", "MUL_MAT", "MUL_MAT", "MUL_MAT", "FLASH_ATTN_EXT", "MUL_MAT", "ADD", "MUL_MAT", "GLU", "MUL_MAT")
+    for build, switch in (("stock", 0), ("patched", 16)):
+        for width in (2, 4, 8, 16):
+            table: dict[str, list[Any]] = {
+                k: []
+                for k in (
+                    "index",
+                    "layer",
+                    "tensor",
+                    "op",
+                    "weight_type",
+                    "shape",
+                    "backend",
+                    "switch",
+                    "differing",
+                    "tokens",
+                    "verdict",
+                    "max_abs_diff",
+                )
+            }
+            start = {2: 10_000, 4: 39, 8: 9, 16: 9}[width] if build == "stock" else 10_000
+            for index in range(300):
+                op = ops[index % 10]
+                origin = index == start or (index > start and index % 10 == 9 and index // 10 % 4 == 3)
+                verdict = "equal" if index < start else "origin" if origin else "propagated"
+                values = (
+                    index,
+                    index // 10,
+                    f"ffn_out-{index // 10}" if index % 10 == 9 else f"node-{index}",
+                    op,
+                    "q4_K" if op == "MUL_MAT" else "",
+                    "576x4",
+                    "CPU_REPACK",
+                    "repack: gemm from 4 columns, gemv below" if origin else "",
+                    width * (verdict != "equal"),
+                    width,
+                    verdict,
+                    0.0 if verdict == "equal" else 0.01,
+                )
+                for key, value in zip(table, values, strict=True):
+                    table[key].append(value)
+            out.append(
+                result(
+                    "localize",
+                    {
+                        "build": build,
+                        "fingerprint": build,
+                        "switch": switch,
+                        "prompt": "lru-cache",
+                        "prompt_sha256": "p",
+                        "width": width,
+                    },
+                    {"width": width, "position": 0, "origins": []},
                     table,
-                ))
+                )
+            )
     return out

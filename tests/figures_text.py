@@ -40,7 +40,11 @@ def problems(figure: Figure, smallest: float) -> list[str]:
     """What is wrong with the figure's text: cut off, overlapping, or smaller than ``smallest`` points."""
     edge = figure.bbox
     texts = _texts(figure)
-    out = [f"cut off: {t!r}" for t, _, b in texts if b.x0 < -0.5 or b.y0 < -0.5 or b.x1 > edge.x1 + 0.5 or b.y1 > edge.y1 + 0.5]
+    out = [
+        f"cut off: {t!r}"
+        for t, _, b in texts
+        if b.x0 < -0.5 or b.y0 < -0.5 or b.x1 > edge.x1 + 0.5 or b.y1 > edge.y1 + 0.5
+    ]
     out += [f"smaller than {smallest} points: {t!r}" for t, size, _ in texts if size < smallest]
     for i, (first, _, a) in enumerate(texts):
         for second, _, b in texts[i + 1 :]:

@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ class FigureModule(Protocol):
     TITLE: str
     NOTEBOOK: str
 
-    def data(self, results: ResultSet) -> pd.DataFrame:
+    def data(self, results: ResultSet, **parameters: Any) -> pd.DataFrame:
         """The numbers of the figure, tidy; what the CSV holds."""
 
     def draw(self, data: pd.DataFrame, theme: Theme) -> Figure:
@@ -81,3 +81,33 @@ def find(figure_id: str) -> FigureModule:
     if figure_id not in known:
         raise UserError(f"there is no figure {figure_id!r}", f"Known figures: {', '.join(sorted(known))}.")
     return known[figure_id]
+
+
+class Shown:
+    """A drawn figure as a notebook shows it: SVG with alternative text, and the dark theme's SVG beside it."""
+
+    def __init__(self, light: bytes, dark: bytes, alt: str) -> None:
+        self.light = light.decode()
+        self.dark = dark.decode()
+        self.alt = alt
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        about = {"alt": self.alt, "dark": self.dark}
+        return {"image/svg+xml": self.light, "text/plain": self.alt}, {"image/svg+xml": about}
+
+
+def show(figure_id: str, results: ResultSet | None = None, **parameters: Any) -> Shown:
+    """Draw a figure for a notebook; ``parameters`` go to the figure's ``data``.
+
+    Computed figures need no results.
+
+    Raises:
+        UserError: no such figure, or the results cannot carry it.
+    """
+    from hiraishin.figures.save import svg
+    from hiraishin.figures.style import THEMES
+
+    module = find(figure_id)
+    data = module.data(results if results is not None else ResultSet(None, {}, []), **parameters)
+    light, dark = (svg(module.draw(data, theme), theme) for theme in THEMES.values())
+    return Shown(light, dark, module.alt(data))

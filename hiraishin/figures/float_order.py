@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hiraishin.figures import style
-from hiraishin.figures.style import Theme
+from hiraishin.figures.style import Frame, Theme
 from hiraishin.numerics import bits, mul_mat_vec_q6_k, nwarps_for, real_row, spacing, sum_in_order
 from hiraishin.results import ResultSet
 
@@ -22,8 +22,12 @@ ORDERS = ((0, 1, 2), (0, 2, 1))
 
 
 def data(
-    results: ResultSet | None = None, *, numbers: tuple[float, ...] = NUMBERS, row: int = 0, columns: tuple[int, ...] = (1, 5)
-) -> pd.DataFrame:
+    results: ResultSet | None = None,
+    *,
+    numbers: tuple[float, ...] = NUMBERS,
+    row: int = 0,
+    columns: tuple[int, ...] = (1, 5),
+) -> Frame:
     """Sums of ``numbers`` in two orders (part ``three``) and of a stored row at the warp counts of ``columns`` (part ``row``).
 
     Part ``grid`` holds the numbers' spacing, part ``exact`` the row's sum with exact arithmetic. Needs no results.
@@ -34,20 +38,32 @@ def data(
     for order in ORDERS:
         total = sum_in_order(numbers, order)
         first = np.float32(numbers[order[0]]) + np.float32(numbers[order[1]])
-        rows.append({
-            "part": "three", "label": " ".join(f"{numbers[i]:+.0f}" for i in order), "value": float(total), "bits": bits(total),
-            "between": float(first),
-        })
+        rows.append(
+            {
+                "part": "three",
+                "label": " ".join(f"{numbers[i]:+.0f}" for i in order),
+                "value": float(total),
+                "bits": bits(total),
+                "between": float(first),
+            }
+        )
     real = real_row(row)
     exact = exact_sum(row)
     for n in columns:
         warps = nwarps_for(n)
         out = mul_mat_vec_q6_k(real.packed, real.quants, real.scales8, warps)
         steps = (float(out.value) - exact) / abs(spacing(exact))
-        rows.append({
-            "part": "row", "label": real.source, "columns": n, "warps": warps, "value": float(out.value), "bits": bits(out.value),
-            "steps_from_exact": steps,
-        })
+        rows.append(
+            {
+                "part": "row",
+                "label": real.source,
+                "columns": n,
+                "warps": warps,
+                "value": float(out.value),
+                "bits": bits(out.value),
+                "steps_from_exact": steps,
+            }
+        )
     rows.append({"part": "exact", "label": real.source, "value": exact, "bits": bits(exact), "steps_from_exact": 0.0})
     return pd.DataFrame(rows)
 
@@ -60,7 +76,7 @@ def exact_sum(row: int) -> float:
     return math.fsum(lane_products(real.packed, real.quants, real.scales8))
 
 
-def _found(data: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, int]:
+def _found(data: Frame) -> tuple[Frame, Frame, int]:
     three, row = data[data.part == "three"], data[data.part == "row"]
     patterns = [int(b, 16) for b in row.bits]
     apart = max(patterns) - min(patterns) if patterns else 0
@@ -73,16 +89,19 @@ def _spelled(label: str) -> str:
     return f"({first.lstrip('+')} {second[0]} {second[1:]}) {third[0]} {third[1:]}"
 
 
-def _title(data: pd.DataFrame) -> str:
+def _title(data: Frame) -> str:
     three, row, apart = _found(data)
     sums = style.span(sorted({f"{v:g}" for v in three.value}))
     real = f"{apart} float step{'s' if apart != 1 else ''} apart" if apart else "equal"
     many = "one sum" if three.value.nunique() == 1 else "two sums"
-    return f"Three numbers, two orders, {many}: {sums}. A real weight row under {style.span(sorted(set(row.warps.astype(int)))[::-1])} warps: {real}"
+    return (
+        f"Three numbers, two orders, {many}: {sums}. A real weight row under "
+        f"{style.span(sorted(set(row.warps.astype(int)))[::-1])} warps: {real}"
+    )
 
 
 @style.styled
-def draw(data: pd.DataFrame, theme: Theme) -> Figure:
+def draw(data: Frame, theme: Theme) -> Figure:
     """Two number lines, both to scale, marked where float32 has values."""
     style.require(data, ID, "sums", ("part", "label", "bits"), ())
     style.require(data[data.part.isin(["three", "row", "exact"])], ID, "sums", (), ("value",))
@@ -100,12 +119,34 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     top.hlines(0, grid[0] - gap / 2, grid[-1] + gap / 2, color=theme.muted, linewidth=1)
     top.plot(grid, np.zeros_like(grid), "|", color=theme.ink, markersize=14, markeredgewidth=1.6)
     for g in grid:
-        top.text(g, -0.4, f"{g:+.0f}".replace("-", "−") if g else f"{start:,.0f}", ha="center", va="top", fontsize=small)
+        top.text(
+            g, -0.4, f"{g:+.0f}".replace("-", "−") if g else f"{start:,.0f}", ha="center", va="top", fontsize=small
+        )
     top.plot([1], [0], "o", markerfacecolor=theme.paper, markeredgecolor=theme.stock, markeredgewidth=1.8, markersize=8)
-    top.annotate("", xy=(0, 0.3), xytext=(1, 0.3), arrowprops={"arrowstyle": "->", "color": theme.stock, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0})
-    top.text(1.6, 0.62, f"+1 falls between two float32\nvalues {gap:g} apart and rounds back", color=theme.stock, va="center", ha="left", fontsize=small)
+    top.annotate(
+        "",
+        xy=(0, 0.3),
+        xytext=(1, 0.3),
+        arrowprops={"arrowstyle": "->", "color": theme.stock, "linewidth": 1.6, "shrinkA": 0, "shrinkB": 0},
+    )
+    top.text(
+        1.6,
+        0.62,
+        f"+1 falls between two float32\nvalues {gap:g} apart and rounds back",
+        color=theme.stock,
+        va="center",
+        ha="left",
+        fontsize=small,
+    )
     for k, r in enumerate(three.itertuples()):
-        top.text(grid[0] - gap / 2, 2.0 - 0.55 * k, f"{_spelled(str(r.label))} = {r.value:g}", family="monospace", fontsize=style.TEXT, va="center")
+        top.text(
+            grid[0] - gap / 2,
+            2.0 - 0.55 * k,
+            f"{_spelled(str(r.label))} = {r.value:g}",
+            family="monospace",
+            fontsize=style.TEXT,
+            va="center",
+        )
     top.set(xlim=(grid[0] - gap / 2, grid[-1] + gap / 2), ylim=(-0.95, 2.3))
     style.plain(top)
 
@@ -125,8 +166,19 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     for k, (x, r, (marker, colour)) in enumerate(placed):
         side = "left" if k >= len(placed) / 2 else "right"
         bottom.plot([x], [0], marker, color=colour, markersize=9, clip_on=False)
-        text = f"{int(r.warps)} warps ({'1 to 4' if r.warps == 4 else '5 to 8'} tokens)\n{r.value:.9g}\nbits {r.bits}".replace("\n-", "\n−")
-        bottom.text(x + (-0.2 if side == "left" else 0.2), 0.42 + 1.5 * (k // 2), text, ha=side, va="bottom", color=colour, fontsize=small, linespacing=1.3)
+        text = f"{int(r.warps)} warps ({'1 to 4' if r.warps == 4 else '5 to 8'} tokens)\n{r.value:.9g}\nbits {r.bits}".replace(
+            "\n-", "\n−"
+        )
+        bottom.text(
+            x + (-0.2 if side == "left" else 0.2),
+            0.42 + 1.5 * (k // 2),
+            text,
+            ha=side,
+            va="bottom",
+            color=colour,
+            fontsize=small,
+            linespacing=1.3,
+        )
     bottom.set(xlim=(-reach, reach), ylim=(-1.1, 1.9 + 1.5 * ((len(placed) - 1) // 2)))
     bottom.set_title("One real Q6_K row of 4,096; every mark is a float32 value")
     style.plain(bottom)
@@ -135,7 +187,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     return figure
 
 
-def alt(data: pd.DataFrame) -> str:
+def alt(data: Frame) -> str:
     """The finding in words."""
     three, row, apart = _found(data)
     gap = float(data[data.part == "grid"].value.iloc[0])
@@ -143,16 +195,19 @@ def alt(data: pd.DataFrame) -> str:
     parts = style.span([f"{r.value:.9g} (bits {r.bits}) with {int(r.warps)} warps" for r in row.itertuples()])
     ends = f"{apart} float32 steps apart" if apart else "the same bits"
     return (
-        f"Two number lines. Near 100,000,000 float32 values are {gap:g} apart, so the same three numbers added in two orders give {sums}. "
+        f"Two number lines. Near 100,000,000 float32 values are {gap:g} apart, so the same three numbers added in two "
+        f"orders give {sums}. "
         f"A real Q6_K row of 4,096 weights sums to {parts}: {ends}."
     )
 
 
-def caption(data: pd.DataFrame) -> str:
+def caption(data: Frame) -> str:
     """The line under the picture."""
     _, row, apart = _found(data)
     return (
         f"Computed bit by bit, not sketched. Row: {row.label.iloc[0]}; real activations, quantized to 8 bits. The kernel uses "
-        f"{int(row.warps.iloc[0])} warps for {int(row['columns'].iloc[0])} column and {int(row.warps.iloc[-1])} for {int(row['columns'].iloc[-1])}: "
-        f"{'the results differ by ' + str(apart) + ' float32 steps' if apart else 'the results are equal'}. Assumes the compiler fuses multiply and add."
+        f"{int(row.warps.iloc[0])} warps for {int(row['columns'].iloc[0])} column and {int(row.warps.iloc[-1])} for "
+        f"{int(row['columns'].iloc[-1])}: "
+        f"{'the results differ by ' + str(apart) + ' float32 steps' if apart else 'the results are equal'}. Assumes the "
+        "compiler fuses multiply and add."
     )

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hiraishin.figures import select, style
-from hiraishin.figures.style import Theme
+from hiraishin.figures.style import Frame, Theme
 from hiraishin.results import ResultSet
 
 ID = "fork-positions"
@@ -14,9 +14,9 @@ TITLE = "Where speculative output forks"
 NOTEBOOK = "07_speculative"
 
 
-def data(results: ResultSet, *, quant: str | None = None) -> pd.DataFrame:
-    """One row per speculative run: build, matrix, prompt, draft length, identical, first differing token, margin there, tokens."""
-    frame = select.runs(results)
+def data(results: ResultSet, *, quant: str | None = None) -> Frame:
+    """One row per speculative run: build, matrix, prompt, draft length, identical, first differing token, margin, tokens."""
+    frame: Frame = select.runs(results)
     if frame.empty:
         return frame
     frame = select.one_setting(frame, results, quant=quant)
@@ -24,25 +24,42 @@ def data(results: ResultSet, *, quant: str | None = None) -> pd.DataFrame:
     if "identical" in frame.columns:
         known = frame["identical"].notna()
         frame = frame.assign(identical=frame["identical"].where(known).astype("boolean"))
-    columns = [*select.SETTINGS, *select.RUN_KEYS, "build", "prompt", "category", "identical", "first_differing_token", "margin_there", "tokens"]
+    columns = [
+        *select.SETTINGS,
+        *select.RUN_KEYS,
+        "build",
+        "prompt",
+        "category",
+        "identical",
+        "first_differing_token",
+        "margin_there",
+        "tokens",
+    ]
     frame = frame[[c for c in columns if c in frame.columns]]
-    return frame.sort_values([c for c in ("matrix", "prompt", "draft_length", "build") if c in frame.columns], ignore_index=True)
+    return frame.sort_values(
+        [c for c in ("matrix", "prompt", "draft_length", "build") if c in frame.columns], ignore_index=True
+    )
 
 
-def _counts(data: pd.DataFrame) -> list[tuple[str, int, int]]:
-    return [(b, int((~data[data["build"] == b]["identical"].astype(bool)).sum()), int((data["build"] == b).sum())) for b in select.in_order(data["build"])]
+def _counts(data: Frame) -> list[tuple[str, int, int]]:
+    return [
+        (b, int((~data[data["build"] == b]["identical"].astype(bool)).sum()), int((data["build"] == b).sum()))
+        for b in select.in_order(data["build"])
+    ]
 
 
-def _title(data: pd.DataFrame) -> str:
+def _title(data: Frame) -> str:
     return "; ".join(f"{select.named(b)}: {forks} of {runs} runs fork" for b, forks, runs in _counts(data)).capitalize()
 
 
 @style.styled
-def draw(data: pd.DataFrame, theme: Theme) -> Figure:
+def draw(data: Frame, theme: Theme) -> Figure:
     """A line per prompt as long as its run; crosses where a run's token first differs from plain decoding."""
     style.require(data, ID, "speculative runs", ("build", "prompt", "first_differing_token"), ("identical", "tokens"))
     forked = data[~data["identical"].astype(bool)]
-    style.require(forked if len(forked) else data, ID, "forked runs", (), ("first_differing_token",) if len(forked) else ())
+    style.require(
+        forked if len(forked) else data, ID, "forked runs", (), ("first_differing_token",) if len(forked) else ()
+    )
     prompts = sorted(data["prompt"].unique())
     shown = sorted(forked["prompt"].unique()) if len(prompts) > 16 and len(forked) else prompts[:16]
     builds = select.in_order(data["build"])
@@ -54,19 +71,43 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     for build, marker in zip(builds, ("x", "o", "^"), strict=False):
         rows = forked[(forked["build"] == build) & forked["prompt"].isin(shown)]
         if len(rows):
-            axes.plot(rows["first_differing_token"], rows["prompt"].map(place), marker, color=theme.series(build), markersize=7, markeredgewidth=2, linestyle="none", markerfacecolor="none")
+            axes.plot(
+                rows["first_differing_token"],
+                rows["prompt"].map(place),
+                marker,
+                color=theme.series(build),
+                markersize=7,
+                markeredgewidth=2,
+                linestyle="none",
+                markerfacecolor="none",
+            )
     for build, marker in zip(builds, ("x", "o", "^"), strict=False):
         forks, runs = next((f, n) for b, f, n in _counts(data) if b == build)
-        axes.plot([], [], marker=marker if forks else "None", color=theme.series(build), markeredgewidth=2, markerfacecolor="none", linestyle="none", label=f"{select.named(build)}: {forks} of {runs} runs fork")
-    axes.set_yticks([place[p] for p in shown], [p if len(p) <= 22 else p[:21] + "…" for p in shown], fontsize=style.SMALL)
+        axes.plot(
+            [],
+            [],
+            marker=marker if forks else "None",
+            color=theme.series(build),
+            markeredgewidth=2,
+            markerfacecolor="none",
+            linestyle="none",
+            label=f"{select.named(build)}: {forks} of {runs} runs fork",
+        )
+    axes.set_yticks(
+        [place[p] for p in shown], [p if len(p) <= 22 else p[:21] + "…" for p in shown], fontsize=style.SMALL
+    )
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set(xlim=(0, float(data["tokens"].max()) * 1.02), ylim=(-len(shown) + 0.4, 0.6), xlabel="first token that differs from plain decoding")
+    axes.set(
+        xlim=(0, float(data["tokens"].max()) * 1.02),
+        ylim=(-len(shown) + 0.4, 0.6),
+        xlabel="first token that differs from plain decoding",
+    )
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
     return figure
 
 
-def alt(data: pd.DataFrame) -> str:
+def alt(data: Frame) -> str:
     """The finding in words."""
     words = []
     for build, forks, runs in _counts(data):
@@ -76,7 +117,7 @@ def alt(data: pd.DataFrame) -> str:
     return "Marks where speculative output first differs from plain output, a line a prompt. " + " ".join(words)
 
 
-def caption(data: pd.DataFrame) -> str:
+def caption(data: Frame) -> str:
     """The line under the picture."""
     forked = data[~data["identical"].astype(bool)]
     margins = forked["margin_there"].dropna() if "margin_there" in data.columns else pd.Series(dtype=float)
@@ -85,5 +126,9 @@ def caption(data: pd.DataFrame) -> str:
     many = f", draft lengths {style.span(lengths)}" if lengths else ""
     hidden = ""
     if data["prompt"].nunique() > 16:
-        hidden = f" {data['prompt'].nunique() - forked['prompt'].nunique()} prompts without a fork are not drawn." if len(forked) else " 16 of them are drawn."
+        hidden = (
+            f" {data['prompt'].nunique() - forked['prompt'].nunique()} prompts without a fork are not drawn."
+            if len(forked)
+            else " 16 of them are drawn."
+        )
     return f"{select.setting(data)}; {style.count(data['prompt'].nunique(), 'prompt')}{many}.{hidden}{tail}"

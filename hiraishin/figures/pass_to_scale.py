@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from hiraishin.figures import select, style
-from hiraishin.figures.style import Theme
+from hiraishin.figures.style import Frame, Theme
 from hiraishin.numerics.traffic import floor_ms
 from hiraishin.results import ResultSet
 
@@ -15,9 +14,9 @@ TITLE = "One pass, to scale"
 NOTEBOOK = "04_price"
 
 
-def data(results: ResultSet, *, quant: str | None = None) -> pd.DataFrame:
+def data(results: ResultSet, *, quant: str | None = None) -> Frame:
     """The floor (weights over bandwidth) and the median pass times of widths 1 and 2, per build; milliseconds."""
-    frame = results.tables("price")
+    frame: Frame = results.tables("price")
     if frame.empty:
         return frame
     frame = select.one_setting(frame, results, quant=quant)
@@ -25,10 +24,17 @@ def data(results: ResultSet, *, quant: str | None = None) -> pd.DataFrame:
         frame = frame[frame["context"] == frame["context"].min()]
     settings = [c for c in (*select.SETTINGS, "context", "weight_bytes") if c in frame.columns]
     frame = frame[frame["width"].isin((1, 2)) & frame["build"].isin(select.ARMS)]
-    out = frame.groupby([*settings, "build", "width"], as_index=False, dropna=False).agg(ms=("ms", "median"), missing=("ms", lambda x: int(x.isna().sum())))
+    out: Frame = frame.groupby([*settings, "build", "width"], as_index=False, dropna=False).agg(
+        ms=("ms", "median"), missing=("ms", lambda x: int(x.isna().sum()))
+    )
     out.loc[out["missing"] > 0, "ms"] = float("nan")
-    speeds = results.records("bandwidth")
-    if "threads" in out.columns and len(speeds) and "threads" in speeds.columns and (speeds["threads"] == out["threads"].iloc[0]).any():
+    speeds: Frame = results.records("bandwidth")
+    if (
+        "threads" in out.columns
+        and len(speeds)
+        and "threads" in speeds.columns
+        and (speeds["threads"] == out["threads"].iloc[0]).any()
+    ):
         speeds = speeds[speeds["threads"] == out["threads"].iloc[0]]
     speed = float(speeds["gb_per_s"].max()) if len(speeds) else None
     weights = float(out["weight_bytes"].iloc[0]) if "weight_bytes" in out.columns and len(out) else None
@@ -36,40 +42,59 @@ def data(results: ResultSet, *, quant: str | None = None) -> pd.DataFrame:
     return out.drop(columns="missing").assign(gb_per_s=speed, floor_ms=floor)
 
 
-def _row(data: pd.DataFrame, build: str, width: int) -> float | None:
+def _row(data: Frame, build: str, width: int) -> float | None:
     rows = data[(data["build"] == build) & (data["width"] == width)]
     return float(rows["ms"].iloc[0]) if len(rows) else None
 
 
-def _base(data: pd.DataFrame) -> str:
+def _base(data: Frame) -> str:
     return select.in_order(data["build"])[0]
 
 
-def _second(data: pd.DataFrame, build: str) -> str:
+def _second(data: Frame, build: str) -> str:
     one, two = _row(data, build, 1), _row(data, build, 2)
     return f"{100 * (two / one - 1):+.0f} %".replace("-", "−") if one and two else ""
 
 
-def _title(data: pd.DataFrame) -> str:
+def _title(data: Frame) -> str:
     base = _base(data)
     one = _row(data, base, 1) or float("nan")
-    return f"A one-token pass takes {one / float(data['floor_ms'].iloc[0]):.2g} times its floor; a second token adds {_second(data, base)}"
+    more = _second(data, base)
+    second = (
+        f"adds {more.lstrip('+')}"
+        if more.startswith("+") and more != "+0 %"
+        else "costs nothing more"
+        if more == "+0 %"
+        else f"changes its time by {more}"
+    )
+    return (
+        f"A one-token pass takes {one / float(data['floor_ms'].iloc[0]):.2g} times its floor; a second token {second}"
+    )
 
 
 @style.styled
-def draw(data: pd.DataFrame, theme: Theme) -> Figure:
+def draw(data: Frame, theme: Theme) -> Figure:
     """Bars in milliseconds from a common zero: the floor, then one and two tokens of every build."""
     style.require(data, ID, "pass times of one and two tokens", ("build", "width"), ("ms",))
     style.require(data, ID, "memory bandwidth and bytes of weights", (), ("floor_ms",))
     for width in (1, 2):
-        style.require(data[(data["build"] == _base(data)) & (data["width"] == width)], ID, f"pass times at width {width}")
+        style.require(
+            data[(data["build"] == _base(data)) & (data["width"] == width)], ID, f"pass times at width {width}"
+        )
     floor = float(data["floor_ms"].iloc[0])
     rows = [("weights read once", floor, theme.muted, "")]
     for build in select.in_order(data["build"]):
         for width in (1, 2):
             ms = _row(data, build, width)
             if ms is not None:
-                rows.append((f"{select.named(build)}, {width} token{'s' if width > 1 else ''}", ms, theme.series(build), "//" if build == "patched" else ""))
+                rows.append(
+                    (
+                        f"{select.named(build)}, {width} token{'s' if width > 1 else ''}",
+                        ms,
+                        theme.series(build),
+                        "//" if build == "patched" else "",
+                    )
+                )
     figure = style.new(1.35 + 0.42 * len(rows), _title(data))
     axes = figure.subplots()
     y = list(range(len(rows)))[::-1]
@@ -84,22 +109,26 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     return figure
 
 
-def alt(data: pd.DataFrame) -> str:
+def alt(data: Frame) -> str:
     """The finding in words."""
     floor = float(data["floor_ms"].iloc[0])
     words = []
     for build in select.in_order(data["build"]):
         one, two = _row(data, build, 1), _row(data, build, 2)
         if one and two:
-            words.append(f"On {select.named(build)} one token takes {one:.3g} ms, {one / floor:.2g} times that, and two tokens {two:.3g} ms ({_second(data, build)}).")
+            words.append(
+                f"On {select.named(build)} one token takes {one:.3g} ms, {one / floor:.2g} times that, and two tokens "
+                f"{two:.3g} ms ({_second(data, build)})."
+            )
     return f"Bars to scale. Reading the weights once would take {floor:.3g} ms. " + " ".join(words)
 
 
-def caption(data: pd.DataFrame) -> str:
+def caption(data: Frame) -> str:
     """The line under the picture."""
     row = data.iloc[0]
     context = f", {int(row['context'])} tokens of context" if "context" in data.columns else ""
     return (
-        f"{select.setting(data)}{context}. Floor: {row['weight_bytes'] / 1e9:.3g} GB of weights at {row['gb_per_s']:.3g} GB/s, the read bandwidth measured here with the same threads. "
+        f"{select.setting(data)}{context}. Floor: {row['weight_bytes'] / 1e9:.3g} GB of weights at {row['gb_per_s']:.3g} "
+        "GB/s, the read bandwidth measured here with the same threads. "
         "Medians of interleaved rounds."
     )

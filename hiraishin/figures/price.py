@@ -6,24 +6,27 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hiraishin.figures import select, style
-from hiraishin.figures.style import Theme
+from hiraishin.figures.style import Frame, Theme
 from hiraishin.results import ResultSet
 
 ID = "price"
 TITLE = "The price of exactness"
 NOTEBOOK = "04_price"
 PUBLISHED = (
-    ("stock", 9, "price.stock_9"), ("exact", 9, "price.exact_9"), ("generic exact", 8, "price.generic_8"),
-    ("generic exact", 9, "price.generic_9"), ("first own kernel", 8, "price.first_kernel_8"),
+    ("stock", 9, "price.stock_9"),
+    ("exact", 9, "price.exact_9"),
+    ("generic exact", 8, "price.generic_8"),
+    ("generic exact", 9, "price.generic_9"),
+    ("first own kernel", 8, "price.first_kernel_8"),
 )
 
 
-def data(results: ResultSet, *, quant: str | None = None, context: int | None = None, published: bool = True) -> pd.DataFrame:
+def data(results: ResultSet, *, quant: str | None = None, context: int | None = None, published: bool = True) -> Frame:
     """One row per arm and width: median ms, ratio over stock's one-token pass, quartiles of the ratio over the rounds.
 
     Rows with ``origin`` = ``published`` are the post's numbers, from another machine and model; they carry no times.
     """
-    frame = results.tables("price")
+    frame: Frame = results.tables("price")
     if frame.empty:
         return frame
     frame = select.one_setting(frame, results, quant=quant, context=context)
@@ -32,8 +35,12 @@ def data(results: ResultSet, *, quant: str | None = None, context: int | None = 
     settings = [c for c in (*select.SETTINGS, "context") if c in frame.columns]
     base_arm = select.in_order(frame["build"])[0]
     base = frame[(frame["build"] == base_arm) & (frame["width"] == 1)]["ms"].median()
-    out = frame.groupby([*settings, "build", "width"], as_index=False, dropna=False)["ms"].agg(
-        median_ms="median", low_ms=lambda x: x.quantile(0.25), high_ms=lambda x: x.quantile(0.75), rounds="count", missing=lambda x: int(x.isna().sum())
+    out: Frame = frame.groupby([*settings, "build", "width"], as_index=False, dropna=False)["ms"].agg(
+        median_ms="median",
+        low_ms=lambda x: x.quantile(0.25),
+        high_ms=lambda x: x.quantile(0.75),
+        rounds="count",
+        missing=lambda x: int(x.isna().sum()),
     )
     out.loc[out["missing"] > 0, "median_ms"] = float("nan")
     for name, column in (("ratio", "median_ms"), ("ratio_low", "low_ms"), ("ratio_high", "high_ms")):
@@ -49,45 +56,67 @@ def data(results: ResultSet, *, quant: str | None = None, context: int | None = 
     return pd.concat([out, pd.DataFrame(rows)], ignore_index=True) if rows else out
 
 
-def _measured(data: pd.DataFrame) -> pd.DataFrame:
+def _measured(data: Frame) -> Frame:
     return data[data["origin"] == "measured"]
 
 
-def _at(data: pd.DataFrame) -> int:
+def _at(data: Frame) -> int:
     widths = sorted(int(w) for w in _measured(data)["width"].unique())
     return 9 if 9 in widths else widths[-1]
 
 
-def _words(data: pd.DataFrame) -> str:
+def _words(data: Frame, arms: tuple[str, ...] | None = None) -> str:
     width = _at(data)
     rows = _measured(data)[_measured(data)["width"] == width]
-    return ", ".join(f"{select.named(a)} {rows[rows['build'] == a]['ratio'].iloc[0]:.2f}×" for a in select.in_order(rows["build"]))
+    if arms and rows["build"].isin(arms).any():
+        rows = rows[rows["build"].isin(arms)]
+    return ", ".join(
+        f"{select.named(a)} {rows[rows['build'] == a]['ratio'].iloc[0]:.2f}×" for a in select.in_order(rows["build"])
+    )
 
 
 @style.styled
-def draw(data: pd.DataFrame, theme: Theme) -> Figure:
+def draw(data: Frame, theme: Theme) -> Figure:
     """Ratio by width with quartile bars; published numbers are hollow, unconnected and labelled with their machine."""
     style.require(data, ID, "pass times", ("origin", "build"))
     measured = _measured(data)
     style.require(measured, ID, "pass times", (), ("width", "ratio", "ratio_low", "ratio_high"))
-    figure = style.new(4.3, f"A pass of {_at(data)} tokens over a pass of one: {_words(data)}")
+    figure = style.new(4.3, f"A pass of {_at(data)} tokens over a pass of one: {_words(data, select.ARMS)}")
     axes = figure.subplots()
     looks = [("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", (0, (5, 1, 1, 1))), ("P", (0, (1, 1)))]
     colours = {"stock": theme.stock, "patched": theme.exact}
     spare = [theme.third, theme.fourth, theme.muted, theme.warn]
     for k, arm in enumerate(select.in_order(measured["build"])):
         rows = measured[measured["build"] == arm].sort_values("width")
-        colour = colours.get(arm) or spare[k % len(spare)]
+        colour = colours.get(arm) or spare[(k - 2) % len(spare)]
         marker, line = looks[k % len(looks)]
         axes.errorbar(
-            rows["width"], rows["ratio"], yerr=[(rows["ratio"] - rows["ratio_low"]).clip(lower=0), (rows["ratio_high"] - rows["ratio"]).clip(lower=0)],
-            marker=marker, linestyle=line, color=colour, capsize=2.5, elinewidth=1.0, label=f"{select.named(arm)}, measured here",
+            rows["width"],
+            rows["ratio"],
+            yerr=[
+                (rows["ratio"] - rows["ratio_low"]).clip(lower=0),
+                (rows["ratio_high"] - rows["ratio"]).clip(lower=0),
+            ],
+            marker=marker,
+            linestyle=line,
+            color=colour,
+            capsize=2.5,
+            elinewidth=1.0,
+            label=f"{select.named(arm)}, measured here",
         )
     other = data[data["origin"] == "published"]
     signs = {"stock": "o", "exact": "s", "generic exact": "^", "first own kernel": "D"}
     for arm, rows in other.groupby("build", sort=False):
-        axes.plot(rows["width"] + 0.18, rows["ratio"], signs.get(str(arm), "v"), markerfacecolor=theme.paper, markeredgecolor=theme.ink, markeredgewidth=1.3,
-                  linestyle="none", label=f"{arm}, published")
+        axes.plot(
+            rows["width"] + 0.18,
+            rows["ratio"],
+            signs.get(str(arm), "v"),
+            markerfacecolor=theme.paper,
+            markeredgecolor=theme.ink,
+            markeredgewidth=1.3,
+            linestyle="none",
+            label=f"{arm}, published",
+        )
     axes.axhline(1, color=theme.muted, linewidth=1, linestyle=":")
     top = int(measured["width"].max())
     axes.set(xlim=(0.6, max(top, 9) + 0.6), xlabel="tokens in the pass", ylabel="time over a one-token pass")
@@ -99,7 +128,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     return figure
 
 
-def alt(data: pd.DataFrame) -> str:
+def alt(data: Frame) -> str:
     """The finding in words."""
     widths = sorted(int(w) for w in _measured(data)["width"].unique())
     text = f"Lines of pass time over a one-token pass, widths {widths[0]} to {widths[-1]}. At {_at(data)} tokens: {_words(data)}."
@@ -110,13 +139,14 @@ def alt(data: pd.DataFrame) -> str:
     return text
 
 
-def caption(data: pd.DataFrame) -> str:
+def caption(data: Frame) -> str:
     """The line under the picture."""
     rows = _measured(data)
     at = f", {int(rows['context'].iloc[0])} tokens of context" if "context" in rows.columns else ""
     other = data[data["origin"] == "published"]
     hollow = f" Hollow: published, {other['machine'].iloc[0]}, not measured here." if len(other) else ""
     return (
-        f"{select.setting(rows)}{at}; medians of {int(rows['rounds'].min())} interleaved rounds over {rows['base'].iloc[0]}'s one-token median, bars from quartile to quartile, "
+        f"{select.setting(rows)}{at}; medians of {int(rows['rounds'].min())} interleaved rounds over "
+        f"{rows['base'].iloc[0]}'s one-token median, bars from quartile to quartile, "
         f"logits of every row asked for.{hollow}"
     )

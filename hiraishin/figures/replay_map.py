@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib as mpl
 import numpy as np
-import pandas as pd
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from hiraishin.figures import select, style
-from hiraishin.figures.style import Theme
+from hiraishin.figures.style import Frame, Theme
 from hiraishin.results import ResultSet
 
 ID = "replay-map"
@@ -19,26 +20,43 @@ ARMS = select.ARMS
 BOUNDARY = 256  # cells to which llama.cpp rounds the attended range up
 
 
-def data(results: ResultSet, *, arms: tuple[str, ...] = ARMS, prompt: str | None = None, quant: str | None = None) -> pd.DataFrame:
+def data(
+    results: ResultSet, *, arms: tuple[str, ...] = ARMS, prompt: str | None = None, quant: str | None = None
+) -> Frame:
     """One row per arm, prompt, width and position: KV position, largest logit difference, differing, flip."""
-    frame = results.tables("replay")
+    frame: Frame = results.tables("replay")
     if frame.empty:
         return frame
     frame = frame[frame["build"].isin(arms)]
     frame = select.one_setting(frame, results, quant=quant, prompt=prompt)
-    columns = [*select.SETTINGS, "build", "prompt", "width", "position", "kv_position", "max_abs_diff", "differing", "flip"]
+    columns = [
+        *select.SETTINGS,
+        "build",
+        "prompt",
+        "width",
+        "position",
+        "kv_position",
+        "max_abs_diff",
+        "differing",
+        "flip",
+    ]
     frame = frame[[c for c in columns if c in frame.columns]]
-    return frame.sort_values(["build", "prompt", "width", "position"], ascending=[False, True, True, True], ignore_index=True)
+    return frame.sort_values(
+        ["build", "prompt", "width", "position"], ascending=[False, True, True, True], ignore_index=True
+    )
 
 
-def _counts(data: pd.DataFrame) -> dict[str, dict[str, float]]:
+def _counts(data: Frame) -> dict[str, dict[str, float]]:
     out = {}
     for arm in [a for a in ARMS if (data["build"] == a).any()] + sorted(set(data["build"]) - set(ARMS)):
         rows = data[data["build"] == arm]
         bad = rows[rows["differing"].astype(bool)]
         out[arm] = {
-            "rows": len(rows), "differing": len(bad), "flips": int(rows["flip"].astype(bool).sum()),
-            "largest": float(rows["max_abs_diff"].max()), "first_width": int(bad["width"].min()) if len(bad) else 0,
+            "rows": len(rows),
+            "differing": len(bad),
+            "flips": int(rows["flip"].astype(bool).sum()),
+            "largest": float(rows["max_abs_diff"].max()),
+            "first_width": int(bad["width"].min()) if len(bad) else 0,
             "widths": rows["width"].nunique(),
         }
     return out
@@ -50,20 +68,22 @@ def _said(arm: str, c: dict[str, float]) -> str:
     return f"{arm}: {c['differing']:,.0f} of {c['rows']:,.0f} rows differ, {style.count(int(c['flips']), 'flip')}"
 
 
-def _prompts(data: pd.DataFrame) -> list[str]:
+def _prompts(data: Frame) -> list[str]:
     """Prompts by how far they reach, shortest first: the order of the panels."""
     reach = data.groupby("prompt")["kv_position"].max()
     return sorted((str(p) for p in reach.index), key=lambda p: (reach[p], p))
 
 
-def _title(data: pd.DataFrame) -> str:
+def _title(data: Frame) -> str:
     return "; ".join(_said(arm, c) for arm, c in _counts(data).items()).capitalize()
 
 
 @style.styled
-def draw(data: pd.DataFrame, theme: Theme) -> Figure:
+def draw(data: Frame, theme: Theme) -> Figure:
     """A strip per width, coloured by the difference on a log scale; flips are crosses, multiples of 256 are dotted lines."""
-    style.require(data, ID, "replays", ("build", "prompt", "differing", "flip"), ("width", "kv_position", "max_abs_diff"))
+    style.require(
+        data, ID, "replays", ("build", "prompt", "differing", "flip"), ("width", "kv_position", "max_abs_diff")
+    )
     counts = _counts(data)
     prompts = _prompts(data)
     widths = sorted(int(w) for w in data["width"].unique())
@@ -76,7 +96,7 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     norm = LogNorm(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high * 1.0001)), clip=True)
     colours = mpl.colormaps[theme.sequential].copy()
     colours.set_bad(theme.faint)
-    image = None
+    image: Any = None
     for i, arm in enumerate(counts):
         for j, prompt in enumerate(prompts):
             axes = grid[i, j]
@@ -87,11 +107,24 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
             at_x = rows["kv_position"].to_numpy(int) - start
             cells[at_y, at_x] = np.where(rows["differing"].astype(bool), rows["max_abs_diff"], np.nan)
             image = axes.pcolormesh(
-                np.arange(start, stop + 1), np.arange(len(widths) + 1) - 0.5, np.ma.masked_invalid(cells), cmap=colours, norm=norm, rasterized=True
+                np.arange(start, stop + 1),
+                np.arange(len(widths) + 1) - 0.5,
+                np.ma.masked_invalid(cells),
+                cmap=colours,
+                norm=norm,
+                rasterized=True,
             )
             axes.set_facecolor(theme.faint)
             flips = rows["flip"].astype(bool).to_numpy()
-            axes.plot(at_x[flips] + start + 0.5, at_y[flips], "x", color=theme.ink, markersize=5, markeredgewidth=1.6, linestyle="none")
+            axes.plot(
+                at_x[flips] + start + 0.5,
+                at_y[flips],
+                "x",
+                color=theme.ink,
+                markersize=5,
+                markeredgewidth=1.6,
+                linestyle="none",
+            )
             for edge in range((start // BOUNDARY + 1) * BOUNDARY, stop, BOUNDARY):
                 axes.axvline(edge, color=theme.ink, linestyle=(0, (1, 1.5)), linewidth=1.4)
             axes.hlines(np.arange(1, len(widths)) - 0.5, start, stop, color=theme.paper, linewidth=1.2)
@@ -99,7 +132,11 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
             axes.set_yticklabels([str(w) for w in widths] if j == 0 else [])
             axes.tick_params(length=0)
             marks = [t for t in range(0, stop + 1, 128) if t >= start]
-            axes.set_xticks(marks if len(marks) > 1 else [stop // 2 // 64 * 64 + 64 if start <= stop // 2 // 64 * 64 + 64 < stop else start])
+            axes.set_xticks(
+                marks
+                if len(marks) > 1
+                else [stop // 2 // 64 * 64 + 64 if start <= stop // 2 // 64 * 64 + 64 < stop else start]
+            )
             if j == 0:
                 axes.set_title(arm)
         grid[i, 0].set_ylabel("pass width")
@@ -110,21 +147,26 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     return figure
 
 
-def alt(data: pd.DataFrame) -> str:
+def alt(data: Frame) -> str:
     """The finding in words."""
     words = []
     for arm, c in _counts(data).items():
         if c["differing"]:
-            words.append(f"On {arm}, {c['differing']:,.0f} of {c['rows']:,.0f} logit rows differ from the one-token pass, from width {c['first_width']} on, by up to {c['largest']:.3g}, with {style.count(int(c['flips']), 'argmax flip')}.")
+            words.append(
+                f"On {arm}, {c['differing']:,.0f} of {c['rows']:,.0f} logit rows differ from the one-token pass, from "
+                f"width {c['first_width']} on, by up to {c['largest']:.3g}, with {style.count(int(c['flips']), 'argmax flip')}."
+            )
         else:
             words.append(f"On {arm}, all {c['rows']:,.0f} logit rows are equal bit for bit to the one-token pass.")
     return f"Maps of pass width by position for {style.count(data['prompt'].nunique(), 'prompt')}. " + " ".join(words)
 
 
-def caption(data: pd.DataFrame) -> str:
+def caption(data: Frame) -> str:
     """The line under the picture."""
     first, last = int(data["kv_position"].min()), int(data["kv_position"].max())
     return (
-        f"{select.setting(data)}; panels: {style.span(_prompts(data))}; widths {style.span(sorted(int(w) for w in data['width'].unique()))}, KV positions {first} to {last}. "
-        "Each row of logits of a replayed batch against the same build's one-token pass, bit for bit. Dotted: multiples of 256, where the attended range grows."
+        f"{select.setting(data)}; panels: {style.span(_prompts(data))}; widths "
+        f"{style.span(sorted(int(w) for w in data['width'].unique()))}, KV positions {first} to {last}. "
+        "Each row of logits of a replayed batch against the same build's one-token pass, bit for bit. Dotted: multiples "
+        "of 256, where the attended range grows."
     )

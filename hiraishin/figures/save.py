@@ -73,6 +73,7 @@ def provenance(used: dict[str, Result], results: ResultSet) -> dict[str, Any]:
     """Which results a figure was made from, on which machine, by which commit."""
     try:
         from hiraishin.provenance import commit  # late: the figures need nothing from it to draw
+
         made_by: Any = commit()
     except ImportError:
         made_by = None
@@ -98,7 +99,11 @@ def save(figure_id: str, results: ResultSet, out_dir: Path | str) -> Saved:
     drawn = {name: module.draw(data, theme) for name, theme in THEMES.items()}
     alt, caption = module.alt(data), module.caption(data)
     about = {
-        "figure": figure_id, "title": module.TITLE, "notebook": module.NOTEBOOK, "alt": alt, "caption": caption,
+        "figure": figure_id,
+        "title": module.TITLE,
+        "notebook": module.NOTEBOOK,
+        "alt": alt,
+        "caption": caption,
         **provenance(watched.used, results),
     }
     blobs = {
@@ -114,7 +119,9 @@ def save(figure_id: str, results: ResultSet, out_dir: Path | str) -> Saved:
         for name, blob in blobs.items():
             (out / name).write_bytes(blob)
     except OSError as error:
-        raise UserError(f"cannot write figure {figure_id} to {out}: {error.strerror or error}", "Choose another folder.") from error
+        raise UserError(
+            f"cannot write figure {figure_id} to {out}: {error.strerror or error}", "Choose another folder."
+        ) from error
     files = {name.removeprefix(f"{figure_id}."): out / name for name in blobs}
     return Saved(figure_id, module.TITLE, module.NOTEBOOK, alt, caption, files)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import tomllib
 from typing import Any
 
 import pandas as pd
 
 from hiraishin import paths
+from hiraishin.figures.style import Frame
 
 SETTINGS = ("model", "quant", "threads", "flash_attn", "kv_type")
 """Inputs that must be equal within one picture."""
@@ -22,7 +24,7 @@ def in_order(arms: Any) -> list[str]:
     return [a for a in ARMS if a in found] + [a for a in found if a not in ARMS]
 
 
-def one_setting(frame: pd.DataFrame, results: Any = None, **chosen: Any) -> pd.DataFrame:
+def one_setting(frame: Frame, results: Any = None, **chosen: Any) -> Frame:
     """The rows of one model, quant, thread count, attention and KV type.
 
     Named ``chosen`` values filter first. Then what the profile is about is kept, where it was measured. Of what is left, the
@@ -42,7 +44,7 @@ def one_setting(frame: pd.DataFrame, results: Any = None, **chosen: Any) -> pd.D
     return max(groups, key=lambda rows: (rows["build"].nunique() if "build" in rows else 0, len(rows)))
 
 
-def setting(frame: pd.DataFrame) -> str:
+def setting(frame: Frame) -> str:
     """The common setting in words, for a caption: model, quant, threads, attention, KV type."""
     if frame.empty:
         return ""
@@ -65,6 +67,27 @@ def named(arm: str) -> str:
     return known.get(arm, arm.replace("patched-without-", "exact without ").replace("+", ", "))
 
 
+def drafter(name: str) -> str:
+    """A drafter's canonical name (JSON) in words: ``draft model Q2_K, stops below margin 3``."""
+    try:
+        spec = json.loads(name)
+    except ValueError:
+        return f"drafter {name}"
+    if not isinstance(spec, dict):
+        return f"drafter {name}"
+    kinds = {
+        "model": f"draft model {spec.get('quant', '')}".strip(),
+        "lookup": "prompt lookup",
+        "replayed": "replayed trace",
+    }
+    words = [kinds.get(str(spec.get("kind")), f"drafter {spec.get('kind')}")]
+    if spec.get("kind") == "model" and spec.get("margin") is not None:
+        words.append(f"stopping below a margin of {spec['margin']:g}")
+    if spec.get("kind") == "replayed" and spec.get("acceptance") is not None:
+        words.append(f"{100 * spec['acceptance']:g} % right")
+    return " ".join(words) if len(words) < 2 else f"{words[0]} {words[1]}"
+
+
 @functools.cache
 def published() -> dict[str, Any]:
     """The post's own numbers (``data/published/post.toml``): ``source`` and ``numbers``; empty when the file is not there.
@@ -82,7 +105,7 @@ RUN_KEYS = ("matrix", "drafter", "draft_length", "prefill", "client_guard")
 """Inputs that tell speculative runs apart besides the model's setting."""
 
 
-def runs(results: Any, kind: str = "speculative") -> pd.DataFrame:
+def runs(results: Any, kind: str = "speculative") -> Frame:
     """One row a run: scalar inputs and record fields, and ``seconds_draft``, ``seconds_verify``, ... taken out of ``seconds``."""
     rows = []
     for r in results.of(kind):
@@ -94,7 +117,7 @@ def runs(results: Any, kind: str = "speculative") -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def one_matrix(frame: pd.DataFrame, matrix: str | None = None) -> pd.DataFrame:
+def one_matrix(frame: Frame, matrix: str | None = None) -> Frame:
     """The runs of one matrix, drafter, draft length and prefill; the evaluation if there is one, else the largest matrix."""
     if frame.empty:
         return frame
@@ -105,7 +128,7 @@ def one_matrix(frame: pd.DataFrame, matrix: str | None = None) -> pd.DataFrame:
         return frame
     groups = [rows for _, rows in frame.groupby(keys, dropna=False, sort=True)]
 
-    def rank(rows: pd.DataFrame) -> tuple[bool, int, int, int]:
+    def rank(rows: Frame) -> tuple[bool, int, int, int]:
         name = str(rows["matrix"].iloc[0]) if "matrix" in rows else ""
         return name.startswith("evaluation"), rows["build"].nunique(), rows["prompt"].nunique(), len(rows)
 
@@ -118,4 +141,9 @@ def preferred(results: Any) -> dict[str, Any]:
     if profile is None:
         return {}
     settings = profile.settings
-    return {"quant": profile.model.quant, "threads": settings.threads, "flash_attn": settings.flash_attn, "kv_type": settings.kv_type}
+    return {
+        "quant": profile.model.quant,
+        "threads": settings.threads,
+        "flash_attn": settings.flash_attn,
+        "kv_type": settings.kv_type,
+    }

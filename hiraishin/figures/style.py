@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -23,7 +22,8 @@ WIDTH = 6.0  # inches; 576 CSS pixels, so a phone shows it at about 0.63 of its 
 TEXT = 10.5  # points
 SMALL = 9.0  # points, the smallest text anywhere
 TITLE = 12.0  # points
-SERIES = ("stock", "exact", "third", "fourth")
+Frame = Any
+"""A pandas DataFrame. Its stubs give every cell a union of thirty types; a figure knows its own columns."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,16 @@ class Theme:
 
     def series(self, name: str) -> str:
         """The colour of a build or series by name; builds called otherwise take the later colours."""
-        known = {"stock": self.stock, "patched": self.exact, "exact": self.exact, "third": self.third, "fourth": self.fourth}
+        known = {
+            "stock": self.stock,
+            "patched": self.exact,
+            "exact": self.exact,
+            "third": self.third,
+            "fourth": self.fourth,
+        }
         return known.get(name, self.third)
 
-    def rc(self) -> dict[str, Any]:
+    def rc(self) -> Any:
         """The matplotlib settings of this theme; fixed, so that a figure is the same bytes on every machine and every run."""
         return {
             "font.family": ["sans-serif"],
@@ -97,23 +103,41 @@ class Theme:
 
 
 LIGHT = Theme(
-    name="light", paper="#ffffff", ink="#1b1f24", muted="#57606a", faint="#dfe3e8",
-    stock="#c4500a", exact="#1a6fb5", third="#2f8f6b", fourth="#9a5fb0", warn="#8a1538", sequential="YlOrRd",
+    name="light",
+    paper="#ffffff",
+    ink="#1b1f24",
+    muted="#57606a",
+    faint="#dfe3e8",
+    stock="#c4500a",
+    exact="#1a6fb5",
+    third="#2f8f6b",
+    fourth="#9a5fb0",
+    warn="#8a1538",
+    sequential="YlOrRd",
 )
 DARK = Theme(
-    name="dark", paper="#14181d", ink="#e9edf1", muted="#a4afba", faint="#333b44",
-    stock="#ff9d5c", exact="#63b3f5", third="#63cfa3", fourth="#d3a3e6", warn="#ff8fa8", sequential="inferno",
+    name="dark",
+    paper="#14181d",
+    ink="#e9edf1",
+    muted="#a4afba",
+    faint="#333b44",
+    stock="#ff9d5c",
+    exact="#63b3f5",
+    third="#63cfa3",
+    fourth="#d3a3e6",
+    warn="#ff8fa8",
+    sequential="inferno",
 )
 THEMES = {"light": LIGHT, "dark": DARK}
 
-Draw = Callable[[pd.DataFrame, Theme], Figure]
+Draw = Callable[[Frame, Theme], Figure]
 
 
 def styled(draw: Draw) -> Draw:
     """Run a figure's ``draw`` under the theme's settings, whatever the caller's matplotlib is set to."""
 
     @functools.wraps(draw)
-    def inner(data: pd.DataFrame, theme: Theme = LIGHT) -> Figure:
+    def inner(data: Frame, theme: Theme = LIGHT) -> Figure:
         with mpl.rc_context():
             mpl.rcdefaults()
             mpl.rcParams.update(theme.rc())
@@ -142,20 +166,26 @@ def plain(axes: Axes) -> None:
     axes.set_axis_off()
 
 
-def require(data: pd.DataFrame, figure: str, what: str, columns: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> None:
+def require(data: Frame, figure: str, what: str, columns: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> None:
     """Refuse to draw from nothing.
 
     Raises UserError naming the figure and what is missing: no rows, an absent column, or a NaN among ``numbers``.
     """
     if data.empty:
-        raise UserError(f"figure {figure}: no {what} in the results", "Run `hiraishin run` for a profile that measures it.")
+        raise UserError(
+            f"figure {figure}: no {what} in the results", "Run `hiraishin run` for a profile that measures it."
+        )
     for column in (*columns, *numbers):
         if column not in data.columns:
-            raise UserError(f"figure {figure}: the results hold no {column!r} for {what}", "Measure again with this version.")
+            raise UserError(
+                f"figure {figure}: the results hold no {column!r} for {what}", "Measure again with this version."
+            )
     for column in numbers:
         bad = int(data[column].isna().sum())
         if bad:
-            raise UserError(f"figure {figure}: {bad} of {len(data)} rows have no number in {column!r} ({what})", "Measure again.")
+            raise UserError(
+                f"figure {figure}: {bad} of {len(data)} rows have no number in {column!r} ({what})", "Measure again."
+            )
 
 
 def count(n: int, one: str, many: str = "") -> str:

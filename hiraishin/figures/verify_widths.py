@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from hiraishin.figures import select, style
-from hiraishin.figures.style import Theme
+from hiraishin.figures.style import Frame, Theme
 from hiraishin.results import ResultSet
 
 ID = "verify-widths"
@@ -14,19 +14,25 @@ TITLE = "How wide verify passes are"
 NOTEBOOK = "08_evaluation"
 
 
-def data(results: ResultSet, *, matrix: str | None = None) -> pd.DataFrame:
+def data(results: ResultSet, *, matrix: str | None = None) -> Frame:
     """One row per build and width: cycles, tokens accepted in them, mean verify milliseconds."""
-    runs = select.runs(results)
+    runs: Frame = select.runs(results)
     if runs.empty:
         return runs
     runs = select.one_matrix(select.one_setting(runs, results), matrix)
     keep = set(runs["key"])
-    frames = [r.table.assign(build=r.inputs["build"]) for r in results.of("speculative") if r.key in keep and r.table is not None and len(r.table)]
+    frames = [
+        r.table.assign(build=r.inputs["build"])
+        for r in results.of("speculative")
+        if r.key in keep and r.table is not None and len(r.table)
+    ]
     if not frames:
         return pd.DataFrame()
-    cycles = pd.concat(frames, ignore_index=True)
+    cycles: Frame = pd.concat(frames, ignore_index=True)
     out = cycles.groupby(["build", "width"], as_index=False).agg(
-        cycles=("width", "size"), accepted=("accepted", lambda x: x.sum(skipna=False)), verify_ms=("verify_ms", lambda x: x.mean(skipna=False))
+        cycles=("width", "size"),
+        accepted=("accepted", lambda x: x.sum(skipna=False)),
+        verify_ms=("verify_ms", lambda x: x.mean(skipna=False)),
     )
     for c in (*select.SETTINGS, "matrix", "draft_length"):
         if c in runs.columns:
@@ -34,21 +40,21 @@ def data(results: ResultSet, *, matrix: str | None = None) -> pd.DataFrame:
     return out
 
 
-def _mean(rows: pd.DataFrame) -> float:
+def _mean(rows: Frame) -> float:
     return float((rows["width"] * rows["cycles"]).sum() / rows["cycles"].sum())
 
 
-def _main(data: pd.DataFrame) -> pd.DataFrame:
+def _main(data: Frame) -> Frame:
     return data[data["build"] == ("patched" if (data["build"] == "patched").any() else data["build"].iloc[0])]
 
 
-def _title(data: pd.DataFrame) -> str:
+def _title(data: Frame) -> str:
     rows = _main(data)
     return f"The average verify pass is {_mean(rows):.2f} tokens wide, the widest {int(rows['width'].max())}"
 
 
 @style.styled
-def draw(data: pd.DataFrame, theme: Theme) -> Figure:
+def draw(data: Frame, theme: Theme) -> Figure:
     """Share of cycles per width, a bar per build; the dotted line is the mean."""
     style.require(data, ID, "speculative cycles", ("build",), ("width", "cycles", "accepted", "verify_ms"))
     figure = style.new(3.6, _title(data))
@@ -58,8 +64,16 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     for k, build in enumerate(builds):
         rows = data[data["build"] == build]
         share = 100 * rows["cycles"] / rows["cycles"].sum()
-        axes.bar(rows["width"] + (k - (len(builds) - 1) / 2) * slot, share, width=slot * 0.94, color=theme.series(build), hatch="//" if build == "patched" else "",
-                 edgecolor=theme.paper, linewidth=0, label=f"{select.named(build)}, mean {_mean(rows):.2f}, {int(rows['cycles'].sum()):,} cycles")
+        axes.bar(
+            rows["width"] + (k - (len(builds) - 1) / 2) * slot,
+            share,
+            width=slot * 0.94,
+            color=theme.series(build),
+            hatch="//" if build == "patched" else "",
+            edgecolor=theme.paper,
+            linewidth=0,
+            label=f"{select.named(build)}, mean {_mean(rows):.2f}, {int(rows['cycles'].sum()):,} cycles",
+        )
     axes.axvline(_mean(_main(data)), color=theme.ink, linestyle=(0, (1, 1.5)), linewidth=1.4)
     axes.set(xlabel="tokens in the verify pass", ylabel="% of cycles", xticks=range(1, int(data["width"].max()) + 1))
     axes.grid(axis="y")
@@ -67,19 +81,25 @@ def draw(data: pd.DataFrame, theme: Theme) -> Figure:
     return figure
 
 
-def alt(data: pd.DataFrame) -> str:
+def alt(data: Frame) -> str:
     """The finding in words."""
     words = []
     for build in select.in_order(data["build"]):
         rows = data[data["build"] == build]
         narrow = 100 * rows[rows["width"] <= 4]["cycles"].sum() / rows["cycles"].sum()
-        words.append(f"On {select.named(build)} the mean width is {_mean(rows):.2f} and {narrow:.0f} % of {int(rows['cycles'].sum()):,} passes have at most 4 tokens.")
+        words.append(
+            f"On {select.named(build)} the mean width is {_mean(rows):.2f} and {narrow:.0f} % of "
+            f"{int(rows['cycles'].sum()):,} passes have at most 4 tokens."
+        )
     return "Bars of how often a verify pass has each width. " + " ".join(words)
 
 
-def caption(data: pd.DataFrame) -> str:
+def caption(data: Frame) -> str:
     """The line under the picture."""
     rows = _main(data)
     ms = float((rows["verify_ms"] * rows["cycles"]).sum() / rows["cycles"].sum())
     matrix = f"; matrix {rows['matrix'].iloc[0]}" if "matrix" in data.columns else ""
-    return f"{select.setting(data)}{matrix}. A verify pass on {select.named(str(rows['build'].iloc[0]))} takes {ms:.3g} ms on average."
+    return (
+        f"{select.setting(data)}{matrix}. A verify pass on {select.named(str(rows['build'].iloc[0]))} takes {ms:.3g} ms on "
+        "average."
+    )

@@ -2,16 +2,16 @@
 
 Two kernels of llama.cpp are followed here.
 
-*GPU* (`flash_attn_ext_vec` and `flash_attn_combine_results`, ggml-cuda/fattn-vec.cuh and fattn-common.cuh): block y of P takes the
-128-cell chunks y, y + P, ...; it keeps its own running maximum and sum; a second kernel merges the P partial results in order. The
-grouping and the order of every addition follow the kernel. Its exponential does not: the GPU's `expf` is an approximate
-instruction, this one is rounded correctly. So equality between two values of P is a statement about grouping; the bits are this
-model's own, not a GPU's.
+*GPU* (`flash_attn_ext_vec` and `flash_attn_combine_results`, ggml-cuda/fattn-vec.cuh and fattn-common.cuh): block y of
+P takes the 128-cell chunks y, y + P, ...; it keeps its own running maximum and sum; a second kernel merges the P
+partial results in order. The grouping and the order of every addition follow the kernel. Its exponential does not: the
+GPU's `expf` is an approximate instruction, this one is rounded correctly. So equality between two values of P is a
+statement about grouping; the bits are this model's own, not a GPU's.
 
-*CPU* (`ggml_compute_forward_flash_attn_ext_f16_one_chunk` and `ggml_flash_attn_ext_reduce_partials`, ggml-cpu/ops.cpp): for one
-query the padded range is cut into as many chunks as there are threads once it has 512 cells; for several queries it is not.
-This model is meant to match the x86 AVX2 + FMA kernel bit for bit; a test holds it against the real library.
-"""
+*CPU* (`ggml_compute_forward_flash_attn_ext_f16_one_chunk` and `ggml_flash_attn_ext_reduce_partials`, ggml-cpu/ops.cpp):
+for one query the padded range is cut into as many chunks as there are threads once it has 512 cells; for several
+queries it is not. This model is meant to match the x86 AVX2 + FMA kernel bit for bit; a test holds it against the real
+library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import ctypes.util
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from .floats import F32, fma32
 from .occupancy import CHUNK, chunk_owners, padded
 
-Exp = Callable[[F32], F32]
+Exp = Callable[[Any], Any]
 F16 = NDArray[np.float16]
 SPLIT_FROM = 512  # padded cells from which the CPU splits the range of a lone query (`use_split_kv_path`)
 _LOWEST = np.float32(-np.finfo(np.float32).max / 2)
@@ -50,7 +50,9 @@ def _libm() -> ctypes.CDLL:
 
 def exp_of_libm(x: F32) -> F32:
     """The C library's `expf`, which the CPU kernel calls (within half a unit in the last place plus a little)."""
-    return np.array([_libm().expf(float(v)) for v in np.asarray(x, np.float32).reshape(-1)], np.float32).reshape(np.shape(x))
+    return np.array([_libm().expf(float(v)) for v in np.asarray(x, np.float32).reshape(-1)], np.float32).reshape(
+        np.shape(x)
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,9 @@ def gpu_attention(q: F32, k: F16, v: F16, position: int, p: int, *, exp: Exp = e
     values = np.zeros((cells, q.size), np.float32)
     values[:seen] = v[:seen].astype(np.float32)
     owners = chunk_owners(cells, p)
-    partials = tuple(_gpu_block(scores, values, [c for c, owner in enumerate(owners) if owner == y], exp) for y in range(p))
+    partials = tuple(
+        _gpu_block(scores, values, [c for c, owner in enumerate(owners) if owner == y], exp) for y in range(p)
+    )
     top = max(part.maximum for part in partials)
     numerator, denominator = np.zeros(q.size, np.float32), np.float32(0)
     for part in partials:
@@ -180,8 +184,17 @@ def _merge(old: F32, scale_old: np.float32, new: F32, scale_new: np.float32, how
 
 
 def cpu_attention(
-    q: F32, k: F16, v: F16, position: int, threads: int, *, queries: int = 1, cells: int | None = None,
-    exp: Exp = exp_of_libm, merge: Contraction = "old", merge_sum: Contraction = "old",
+    q: F32,
+    k: F16,
+    v: F16,
+    position: int,
+    threads: int,
+    *,
+    queries: int = 1,
+    cells: int | None = None,
+    exp: Exp = exp_of_libm,
+    merge: Contraction = "old",
+    merge_sum: Contraction = "old",
 ) -> Attention:
     """Attention of a query at ``position`` on the CPU: alone (``queries`` = 1) or as one of several in a pass.
 
@@ -192,7 +205,9 @@ def cpu_attention(
     scale = np.float32(np.float32(1) / np.sqrt(np.float32(q.size)))
     half_q = q.astype(np.float16).astype(np.float32)
     ranges = cpu_chunks(cells, threads, queries)
-    partials = tuple(_cpu_chunk(half_q, k, v, range(start, min(stop, position + 1)), scale, exp) for start, stop in ranges)
+    partials = tuple(
+        _cpu_chunk(half_q, k, v, range(start, min(stop, position + 1)), scale, exp) for start, stop in ranges
+    )
     if len(ranges) == 1:
         part = partials[0]
         inverse = np.float32(1) / part.total
@@ -204,7 +219,9 @@ def cpu_attention(
         new_top = np.maximum(top, part.maximum)
         scale_old, scale_new = exp(np.float32(top - new_top)), exp(np.float32(part.maximum - new_top))
         values = _merge(values, np.float32(scale_old), part.values, np.float32(scale_new), merge)
-        total = np.float32(_merge(np.asarray(total), np.float32(scale_old), np.asarray(part.total), np.float32(scale_new), merge_sum))
+        total = np.float32(
+            _merge(np.asarray(total), np.float32(scale_old), np.asarray(part.total), np.float32(scale_new), merge_sum)
+        )
         top = new_top
     return Attention((values * (np.float32(1) / total)).astype(np.float32), partials)
 

@@ -44,7 +44,11 @@ def fma32(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> F32:
         # Knuth's two-sum: `error` is exactly what the addition lost.
         back = total - p
         error = (p - (total - back)) + (q - back)
-        even = (total.view(np.uint64) & np.uint64(1)) == 0 if total.ndim else (np.atleast_1d(total).view(np.uint64)[0] & np.uint64(1)) == 0
+        even = (
+            (total.view(np.uint64) & np.uint64(1)) == 0
+            if total.ndim
+            else (np.atleast_1d(total).view(np.uint64)[0] & np.uint64(1)) == 0
+        )
         towards = np.where(error > 0, np.inf, -np.inf)
         odd = np.where((error != 0) & even & np.isfinite(total), np.nextafter(total, towards), total)
         return odd.astype(np.float32)

@@ -1,18 +1,20 @@
 """One row of a Q6_K matrix times one activation column, as llama.cpp's CUDA kernel `mul_mat_vec_q` adds it up.
 
-The kernel (ggml-cuda/mmvq.cu) deals the row's blocks of 256 weights out to warps: warp w takes blocks w, w + nwarps, w + 2 nwarps,
-and so on. Inside a block each of the 32 lanes handles 8 weights (vecdotq.cuh, `vec_dot_q6_K_q8_1`: VDR 1, QI 32) as two `dp4a`
-integer dot products. Integers come out the same in any order; floats appear where each lane scales them:
+The kernel (ggml-cuda/mmvq.cu) deals the row's blocks of 256 weights out to warps: warp w takes blocks w, w + nwarps, w
++ 2 nwarps, and so on. Inside a block each of the 32 lanes handles 8 weights (vecdotq.cuh, `vec_dot_q6_K_q8_1`: VDR 1,
+QI 32) as two `dp4a` integer dot products. Integers come out the same in any order; floats appear where each lane scales
+them:
 
     sumf  = d8[0]*float(dot0*sc0) + d8[1]*float(dot1*sc1)
     acc  += d * sumf
 
-At the end warps 1.. hand their 32 accumulators to warp 0, which adds them in warp order, and a 5-step xor shuffle folds the lanes.
+At the end warps 1.. hand their 32 accumulators to warp 0, which adds them in warp order, and a 5-step xor shuffle folds
+the lanes.
 
-Assumption about the compiler: nvcc contracts multiply-add (`-fmad=true`, its default), so each of the three additions above is one
-fused operation. ``fused=False`` gives the arithmetic without contraction; a dump of a real GPU row decides between them.
-Denormals are kept here; llama.cpp compiles with -use_fast_math, which flushes them to zero (real rows hold none).
-"""
+Assumption about the compiler: nvcc contracts multiply-add (`-fmad=true`, its default), so each of the three additions
+above is one fused operation. ``fused=False`` gives the arithmetic without contraction; a dump of a real GPU row decides
+between them. Denormals are kept here; llama.cpp compiles with -use_fast_math, which flushes them to zero (real rows
+hold none)."""
 
 from __future__ import annotations
 
@@ -92,12 +94,16 @@ def unpack_q6_k(row: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArr
     return packed[:, :128], packed[:, 128:192], packed[:, 192:208].view(np.int8), d
 
 
-def lane_terms(row: bytes, quants: NDArray[np.int8], scales8: NDArray[np.float16], *, fused: bool = True) -> tuple[F32, F32]:
+def lane_terms(
+    row: bytes, quants: NDArray[np.int8], scales8: NDArray[np.float16], *, fused: bool = True
+) -> tuple[F32, F32]:
     """``sumf`` of every block and lane [blocks, 32], and each block's d [blocks]; `vec_dot_q6_K_q8_1` for iqs = lane."""
     ql, qh, scales, d = unpack_q6_k(row)
     blocks = ql.shape[0]
     if quants.shape != (blocks * QK_K,) or scales8.shape != (blocks * BLOCKS_PER_8_1,):
-        raise ValueError(f"{blocks} blocks of weights need {blocks * QK_K} activations in {blocks * BLOCKS_PER_8_1} blocks")
+        raise ValueError(
+            f"{blocks} blocks of weights need {blocks * QK_K} activations in {blocks * BLOCKS_PER_8_1} blocks"
+        )
     q8 = quants.astype(np.int32).reshape(blocks, BLOCKS_PER_8_1, 8, 4)  # 8 integers of 4 quants in a q8_1 block
     d8 = scales8.astype(np.float32).reshape(blocks, BLOCKS_PER_8_1)
     lane = np.arange(WARP)
@@ -106,7 +112,9 @@ def lane_terms(row: bytes, quants: NDArray[np.int8], scales8: NDArray[np.float16
     scale_at = (QI6_K // 4) * half + rest // (QI6_K // 8)
     shift = 2 * (rest // (QI6_K // 4))
     low = ql.reshape(blocks, WARP, 4).astype(np.int32)  # vl: lane's four bytes
-    high = qh.reshape(blocks, 16, 4).astype(np.int32)[:, (QI6_K // 4) * half + lane % (QI6_K // 4)] >> shift[None, :, None]  # vh
+    high = (
+        qh.reshape(blocks, 16, 4).astype(np.int32)[:, (QI6_K // 4) * half + lane % (QI6_K // 4)] >> shift[None, :, None]
+    )  # vh
 
     sumf = np.zeros((blocks, WARP), np.float32)
     for i in range(2):  # QR6_K: the low, then the high nibble of the same bytes, one scale each

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 CHUNK = 128  # cells one block takes at a time; equals the threads of the vector kernel
 PADDING = 256  # llama.cpp attends over the used cells rounded up to a multiple of this
 THREADS = 128  # threads of a block of the vector kernel
@@ -91,8 +93,24 @@ class VectorAttention:
     def p(self, queries: int, cells: int, *, pinned: bool = False) -> int:
         """P of a launch for ``queries`` tokens over a padded range of ``cells``; ``pinned`` takes the one-query launch's P."""
         if queries == 1 or pinned:
-            return parallel_blocks(blocks_per_sm(self.registers_one, self.gpu), self.gpu.sms, tiles(1, self.heads, 1), cells)
-        return parallel_blocks(blocks_per_sm(self.registers_many, self.gpu), self.gpu.sms, tiles(queries, self.heads, 2), cells)
+            return parallel_blocks(
+                blocks_per_sm(self.registers_one, self.gpu), self.gpu.sms, tiles(1, self.heads, 1), cells
+            )
+        return parallel_blocks(
+            blocks_per_sm(self.registers_many, self.gpu), self.gpu.sms, tiles(queries, self.heads, 2), cells
+        )
+
+    def table(self, queries: int, last: int = 2048) -> pd.DataFrame:
+        """P of a lone query and of ``queries`` in one launch, for every padded range up to ``last`` cells."""
+        ranges = range(PADDING, last + 1, PADDING)
+        return pd.DataFrame(
+            {
+                "cells": list(ranges),
+                "chunks": [n // CHUNK for n in ranges],
+                "P alone": [self.p(1, n) for n in ranges],
+                f"P for {queries}": [self.p(queries, n) for n in ranges],
+            }
+        ).set_index("cells")
 
     def first_differing_position(self, queries: int, last: int = 4096) -> int | None:
         """The first position (cells before it) whose real chunks are grouped otherwise among ``queries`` than alone; guarded."""

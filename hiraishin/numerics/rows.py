@@ -1,10 +1,10 @@
 """Real Q6_K rows and real activations, stored so that the float-order figure needs no model.
 
-The rows come from SmolLM2-135M-Instruct requantized to Q6_K, whose only Q6_K matrices are `ffn_down` with 1,536 inputs (6 blocks).
-The post speaks of 4,096 inputs (16 blocks), so each stored row is honest patchwork: two whole matrix rows and the first four
-blocks of a third, one after the other. The activations are what that matrix really received while the model read a sentence
-(last token, the one before, and the first 1,024 numbers of the one before that), in the same order.
-"""
+The rows come from SmolLM2-135M-Instruct requantized to Q6_K, whose only Q6_K matrices are `ffn_down` with 1,536 inputs
+(6 blocks). The post speaks of 4,096 inputs (16 blocks), so each stored row is honest patchwork: two whole matrix rows
+and the first four blocks of a third, one after the other. The activations are what that matrix really received while
+the model read a sentence (last token, the one before, and the first 1,024 numbers of the one before that), in the same
+order."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from .floats import F32
-from .matvec import BLOCK_BYTES, quantize_q8_1
+from .floats import F32, bits
+from .matvec import BLOCK_BYTES, mul_mat_vec_q6_k, nwarps_for, quantize_q8_1
 
 BLOCKS = 16
 
@@ -61,6 +62,28 @@ def real_row(index: int = 0) -> RealRow:
     first = 3 * index
     source = f"{stored['model']} {stored['tensor']}, matrix rows {first}, {first + 1} and {first + 2} joined and cut at 4,096"
     return RealRow(base64.b64decode(stored["rows"][index]), activations, quants, scales8, source)
+
+
+def row_results(index: int = 0) -> pd.DataFrame:
+    """The stored row's result for every number of tokens that `mul_mat_vec_q` serves, fused and not: warps, value, bits."""
+    row = real_row(index)
+    rows = []
+    for tokens in range(1, 9):
+        warps = nwarps_for(tokens)
+        fused, plain = (
+            mul_mat_vec_q6_k(row.packed, row.quants, row.scales8, warps, fused=f).value for f in (True, False)
+        )
+        rows.append(
+            {
+                "tokens": tokens,
+                "warps": warps,
+                "fused": fused,
+                "bits, fused": bits(fused),
+                "not fused": plain,
+                "bits, not fused": bits(plain),
+            }
+        )
+    return pd.DataFrame(rows).set_index("tokens")
 
 
 def joined_row(model: Path, tensor: str, first: int) -> bytes:

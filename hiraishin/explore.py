@@ -1,0 +1,198 @@
+"""Sliders for JupyterLab, and the checks of a notebook's parameters.
+
+A slider calls the same function as the static figure beside it, so nothing here computes. Under papermill no front
+end answers; the notebooks show the same figures without sliders.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from hiraishin import figures
+from hiraishin.errors import UserError
+from hiraishin.numerics import real_rows
+from hiraishin.profile import Profile, load_profile
+
+if TYPE_CHECKING:
+    from hiraishin.results import ResultSet
+
+BOUNDARIES = (256, 512, 768, 1024)
+
+
+def checked(profile: str, **parameters: tuple[int, int, int]) -> Profile:
+    """Check a notebook's parameters, which papermill itself does not: ``name=(value, least, most)``.
+
+    Returns:
+        the profile.
+
+    Raises:
+        UserError: a parameter is no whole number or out of range, or there is no such profile.
+    """
+    for name, (value, least, most) in parameters.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"the parameter {name} is {value!r}, not a whole number", f"Give {least} to {most}.")
+        if not least <= value <= most:
+            raise UserError(f"the parameter {name} is {value}", f"It can be {least} to {most}.")
+    if not isinstance(profile, str):
+        raise UserError(f"the parameter profile is {profile!r}, not a name", "Pass it as text (papermill -r).")
+    return load_profile(profile)
+
+
+def _interactive(function: Any, **controls: Any) -> Any:
+    """An ipywidgets panel that redraws when a slider is let go, not while it moves."""
+    from ipywidgets import interactive
+
+    panel = interactive(function, **controls)
+    for control in panel.children:
+        if hasattr(control, "continuous_update"):
+            control.continuous_update = False
+    return panel
+
+
+def _slider(value: int, least: int, most: int, step: int = 1) -> Any:
+    from ipywidgets import IntSlider
+
+    return IntSlider(value=value, min=least, max=most, step=step)
+
+
+def _choice(options: list[Any], value: Any = None) -> Any:
+    from ipywidgets import Dropdown
+
+    return Dropdown(options=options, value=options[0] if value is None else value)
+
+
+def float_order() -> Any:
+    """Sliders: which stored row, and the numbers of tokens in the two passes compared."""
+
+    def draw(row: int, tokens: int, more_tokens: int) -> figures.Shown:
+        return figures.show("float-order", row=row, columns=(tokens, more_tokens))
+
+    return _interactive(draw, row=_slider(0, 0, real_rows() - 1), tokens=_slider(1, 1, 8), more_tokens=_slider(5, 1, 8))
+
+
+def warp_partition() -> Any:
+    """Sliders: which stored row, and the numbers of tokens in the two passes; fused or plain multiply-add."""
+    from ipywidgets import Checkbox
+
+    def draw(row: int, tokens: int, more_tokens: int, fused: bool) -> figures.Shown:
+        columns = (tokens, more_tokens) if tokens != more_tokens else (tokens,)
+        return figures.show("warp-partition", row=row, columns=columns, fused=fused)
+
+    return _interactive(
+        draw,
+        row=_slider(0, 0, real_rows() - 1),
+        tokens=_slider(1, 1, 8),
+        more_tokens=_slider(5, 1, 8),
+        fused=Checkbox(value=True, description="fused"),
+    )
+
+
+def padding() -> Any:
+    """Sliders: the boundary, where the batch starts, its width, and the CPU's threads."""
+
+    def draw(boundary: int, before: int, width: int, threads: int) -> figures.Shown:
+        return figures.show("kv-padding", boundary=boundary, before=before, width=width, threads=threads)
+
+    return _interactive(
+        draw,
+        boundary=_choice(list(BOUNDARIES)),
+        before=_slider(4, 0, 15),
+        width=_slider(9, 2, 16),
+        threads=_slider(3, 1, 8),
+    )
+
+
+def parallel_blocks() -> Any:
+    """Sliders: the query's position, P alone and in the batch, and the CPU's threads."""
+
+    def draw(position: int, p_alone: int, p_batch: int, threads: int) -> figures.Shown:
+        return figures.show("parallel-blocks", queries=(position,), p=(p_alone, p_batch), threads=threads)
+
+    return _interactive(
+        draw,
+        position=_slider(390, 0, 1023),
+        p_alone=_slider(4, 1, 8),
+        p_batch=_slider(3, 1, 8),
+        threads=_slider(2, 1, 8),
+    )
+
+
+def replay_row(results: ResultSet, build: str, prompt: str, width: int, position: int) -> pd.DataFrame:
+    """Both logit rows' top candidates at one position of a replay, side by side.
+
+    Args:
+        results: holds the replay.
+        build, prompt, width: which replay.
+        position: index in the trace.
+
+    Returns:
+        rank, token and logit alone, token and logit in the batch. A row that is equal bit for bit keeps no
+        candidates: then the margin and the verdict are all there is.
+
+    Raises:
+        UserError: no such replay or position.
+    """
+    found = results.of("replay", build=build, prompt=prompt, width=width)
+    if not found or found[0].table is None:
+        raise UserError(f"there is no replay of {prompt!r} at width {width} on {build}", "Measure it with the profile.")
+    table = found[0].table
+    rows = table[table["position"] == position]
+    if rows.empty:
+        raise UserError(f"the trace of {prompt!r} has no position {position}", f"It has {len(table)} positions.")
+    row: Any = rows.iloc[0]
+    columns = ("reference_top_ids", "reference_top_logits", "top_ids", "top_logits")
+    lists = [row[c] if c in row and row[c] is not None else [] for c in columns]
+    out = pd.DataFrame(
+        {
+            "rank": range(1, len(lists[0]) + 1),
+            "token alone": list(lists[0]),
+            "logit alone": list(lists[1]),
+            "token in the batch": list(lists[2]),
+            "logit in the batch": list(lists[3]),
+        }
+    )
+    out.attrs = {
+        "token": int(row["token"]),
+        "margin": float(row["margin"]),
+        "differing": bool(row["differing"]),
+        "max_abs_diff": float(row["max_abs_diff"]),
+        "flip": bool(row["flip"]),
+    }
+    return out
+
+
+def replay_words(row: pd.DataFrame) -> str:
+    """What :func:`replay_row` found, in one line."""
+    about = row.attrs
+    start = f"token {about['token']}, margin {about['margin']:.4g}: "
+    if not about["differing"]:
+        return start + "the two rows are equal bit for bit"
+    end = "the argmax flipped" if about["flip"] else "the argmax stayed"
+    return start + f"the logits moved by up to {about['max_abs_diff']:.4g}, {end}"
+
+
+def replay(results: ResultSet) -> Any:
+    """A replay explorer: pick build, prompt, width and position; see both rows' top candidates and the margin.
+
+    Raises:
+        UserError: the results hold no replay.
+    """
+    found = results.of("replay")
+    if not found:
+        raise UserError("the results hold no replay to explore", "Run the profile's replays first.")
+    longest = max(len(r.table) for r in found if r.table is not None)
+
+    def draw(build: str, prompt: str, width: int, position: int) -> pd.DataFrame:
+        row = replay_row(results, build, prompt, width, position)
+        print(replay_words(row))
+        return row
+
+    return _interactive(
+        draw,
+        build=_choice(sorted({str(r.inputs["build"]) for r in found}, reverse=True)),
+        prompt=_choice(sorted({str(r.inputs["prompt"]) for r in found})),
+        width=_choice(sorted({int(r.inputs["width"]) for r in found})),
+        position=_slider(0, 0, longest - 1),
+    )
