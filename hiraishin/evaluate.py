@@ -9,6 +9,7 @@ together by ``rows_sha256`` of the plain decodes.
 from __future__ import annotations
 
 import hashlib
+import operator
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -252,9 +253,16 @@ class Bench:
 
 
 def evaluate_prompt(
-    bench: Bench, tokens: Sequence[int], matrix: Mapping[str, Any], wanted: Collection[str] | None = None
+    bench: Bench,
+    tokens: Sequence[int],
+    matrix: Mapping[str, Any],
+    wanted: Collection[str] | None = None,
+    *,
+    survives: Callable[[int, int], bool] = operator.eq,
 ) -> Iterator[Event]:
     """All wanted units of one prompt on one arm, as events ``{"kind", "params", "record", "table"}``.
+
+    ``survives`` is handed to :func:`hiraishin.speculative.generate`; only planted faults change it.
 
     Raises:
         UserError: an empty prompt, a draft length out of range, a model that cannot roll back, a draft of another
@@ -288,7 +296,7 @@ def evaluate_prompt(
             watch = RowWatch(whole)
             run = generate(
                 session, drafter, tokens, row, limit=limit, draft_length=params["draft_length"],
-                client_guard=params["client_guard"], observe=watch,
+                client_guard=params["client_guard"], survives=survives, observe=watch,
             )
             record = speculative_record(session, run, watch, n_prompt)
             record["seconds"] |= {"prefill": prefill_s, "draft_prefill": start_s}
