@@ -53,8 +53,13 @@ def main(lib_dir: str, in_path: str, out_path: str) -> None:
 
     out = base.ggml_flash_attn_ext(
         context,
-        tensor(F32, q, head, queries, 1), tensor(F16, k, head, cells, 1), tensor(F16, v, head, cells, 1), tensor(F16, mask, cells, queries, 1),
-        float(arrays["scale"]), 0.0, 0.0,
+        tensor(F32, q, head, queries, 1),
+        tensor(F16, k, head, cells, 1),
+        tensor(F16, v, head, cells, 1),
+        tensor(F16, mask, cells, queries, 1),
+        float(arrays["scale"]),
+        0.0,
+        0.0,
     )
     graph = base.ggml_new_graph(context)
     base.ggml_build_forward_expand(graph, out)
