@@ -128,9 +128,9 @@ def top_two(row: Logits) -> tuple[int, float]:
 class LookupDrafter:
     """Prompt lookup: find the latest earlier place where the last tokens stood, and guess what followed there.
 
-    At least ``ngram`` tokens must match. It guesses no more tokens than match: a short match is often chance, and
-    a rejected guess is paid for in the width of the pass. When the match overlaps the end, the guess goes on
-    periodically.
+    At least ``ngram`` tokens must match, and one token is guessed for every two that do: a short match is often
+    chance, and on a CPU a rejected guess costs nearly as much as a token. When the match overlaps the end, the
+    guess goes on periodically.
     """
 
     def __init__(self, *, name: str, ngram: int) -> None:
@@ -159,10 +159,10 @@ class LookupDrafter:
         if found is None:
             return []
         matched = self.ngram
-        while matched < min(most, found) and sequence[found - matched - 1] == sequence[count - matched - 1]:
+        while matched < min(2 * most, found) and sequence[found - matched - 1] == sequence[count - matched - 1]:
             matched += 1
         guesses: list[int] = []
-        for position in range(found, found + min(most, matched)):
+        for position in range(found, found + min(most, max(1, matched // 2))):
             guesses.append(sequence[position] if position < count else guesses[position - count])
         return guesses
 

@@ -193,7 +193,8 @@ def test_the_control_repeats_a_runs_row_bit_for_bit_without_its_loop() -> None:
     def keep(first: int, seen: Row, tokens: Sequence[int]) -> None:
         rows.update({first + i: seen[i].copy() for i in range(len(tokens))})
 
-    drafter = make_drafter({"kind": "lookup", "ngram": 2}, target=model, trace=[], draft=lambda q: target)
+    spec = {"kind": "replayed", "acceptance": 0.7, "seed": 0}
+    drafter = make_drafter(spec, target=model, trace=plain.run.tokens, draft=lambda q: target)
     drafter.start(PROMPT)
     run = generate(target, drafter, PROMPT, row, limit=60, draft_length=5, observe=keep)
     fork = first_difference(run.tokens, plain.run.tokens)

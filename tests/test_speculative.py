@@ -354,29 +354,32 @@ def test_lookup_copies_what_followed_the_latest_match() -> None:
     drafter = LookupDrafter(name="l", ngram=2)
     prompt = [1, 2, 3, 4, 5, 9, 2, 3, 8]
     drafter.start(prompt)
-    assert drafter.propose([*prompt, 7, 2, 3], 2) == [8, 7]
+    assert drafter.propose([*prompt, 7, 2, 3], 4) == [8]
     drafter.start(prompt)
     assert drafter.propose([*prompt, 6, 2, 4], 4) == []
 
 
-def test_lookup_guesses_no_further_than_it_matches() -> None:
+def test_lookup_guesses_one_token_for_every_two_that_match() -> None:
     drafter = LookupDrafter(name="l", ngram=2)
-    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
-    for matched in (2, 3, 4):
+    prompt = list(range(1, 20))
+    for matched in range(2, 10):
         drafter.start(prompt)
-        assert drafter.propose([*prompt, 50, *prompt[5 - matched : 5]], 15) == prompt[5 : 5 + matched]
+        assert drafter.propose([*prompt, 50, *prompt[9 - matched : 9]], 15) == prompt[9 : 9 + matched // 2]
     drafter.start(prompt)
-    assert drafter.propose([*prompt, 50, *prompt[1:5]], 3) == prompt[5:8]
+    assert drafter.propose([*prompt, 50, *prompt[:9]], 3) == prompt[9:12]
     drafter.start(prompt)
     assert drafter.propose([*prompt, 5], 15) == []
+    single = LookupDrafter(name="l", ngram=1)
+    single.start([1, 2, 3])
+    assert single.propose([1, 2, 3, 2], 15) == [3]
 
 
 def test_lookup_goes_on_periodically_when_the_match_reaches_the_end() -> None:
     drafter = LookupDrafter(name="l", ngram=2)
     drafter.start([1, 2])
-    assert drafter.propose([1, 2, 1, 2, 1, 2], 5) == [1, 2, 1, 2]
+    assert drafter.propose([1, 2] * 6, 8) == [1, 2, 1, 2, 1]
     drafter.start([7])
-    assert drafter.propose([7] * 6, 9) == [7] * 5
+    assert drafter.propose([7] * 9, 9) == [7] * 4
 
 
 def test_lookup_knows_nothing_of_an_earlier_run() -> None:
@@ -385,7 +388,7 @@ def test_lookup_knows_nothing_of_an_earlier_run() -> None:
     drafter.propose([1, 2, 3, 4, 5], 3)
     drafter.start([1, 2, 3])
     assert drafter.propose([1, 2, 3, 4], 3) == []
-    assert drafter.propose([1, 2, 3, 4, 3, 4], 3) == [3, 4]
+    assert drafter.propose([1, 2, 3, 4, 3, 4], 3) == [3]
 
 
 def test_the_replayed_drafter_accepts_at_the_chosen_rate() -> None:
