@@ -8,7 +8,7 @@ export PYTHONPATH := $(CURDIR)
 SHELL := /bin/sh
 
 # The environment's Python, after making or updating the environment if need be.
-python = "$$(./tools/python -m hiraishin.native.environment)"
+python = "$$(./tools/python -P -m hiraishin.native.environment)"
 with_python = python=$(python) && [ -n "$$python" ] &&
 
 .PHONY: help report test test-fast test-hard exhaustive lab setup build doctor lint lock clean distclean

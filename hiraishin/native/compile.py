@@ -237,6 +237,8 @@ def _configure(request: Request, place: _Workplace, origin: source.Source, log: 
     elif before.get("told") == told:
         return
     marker.unlink(missing_ok=True)
+    if place.nvcc:
+        check_host_compiler(place.nvcc)
     say(f"{place.backend}: configuring")
     place.build.mkdir(parents=True, exist_ok=True)
     command = [place.cmake.path, "-S", str(place.tree), "-B", str(place.build), *told]

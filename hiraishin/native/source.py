@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import gzip
 import hashlib
+import lzma
 import os
 import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -195,10 +198,15 @@ def _unpack(archive: Path, target: Path) -> None:
                     assert data is not None
                     with path.open("wb") as file:
                         shutil.copyfileobj(data, file)
+                # tarfile stops at the end mark; gzip checks its sum behind it.
+                assert tar.fileobj is not None
+                while tar.fileobj.read(1 << 20):
+                    pass
                 (Path(scratch) / "tree").rename(target)
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        reason = str(error).partition("\n")[0].rstrip(": ")
         raise UserError(
-            f"{archive} cannot be read as a tar archive: {error}", "It may be cut short; fetch it again."
+            f"{archive} cannot be read as a tar archive: {reason}", "It may be cut short; fetch it again."
         ) from error
 
 
@@ -222,10 +230,11 @@ def patched_files(source: Source, patches: Iterable[Patch], into: Path) -> set[P
             (into / path).parent.mkdir(parents=True, exist_ok=True)
             if (source.tree / path).is_file():
                 shutil.copyfile(source.tree / path, into / path)
+        rejected = into / ".rejected"
         # No fuzz: a hunk whose context changed is one that somebody has to look at.
         command = [
             tools.need("patch").path, "--strip=1", "--fuzz=0", "--batch", "--forward", "--no-backup-if-mismatch",
-            "--reject-file=-", f"--directory={into}", f"--input={patch.path}",
+            f"--reject-file={rejected}", f"--directory={into}", f"--input={patch.path}",
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
@@ -236,12 +245,13 @@ def patched_files(source: Source, patches: Iterable[Patch], into: Path) -> set[P
             hunk = next(
                 (line for line in output if "FAILED" in line or "already exists" in line or "previously" in line), ""
             )
+            hunks = rejected.read_text(encoding="utf-8", errors="replace").splitlines() if rejected.exists() else output
             pin = pins()
             raise UserError(
                 f"patch {patch.name} does not apply to {source.described}: {file}: {hunk or output[-1]}",
                 f"The series is made for llama.cpp {pin['llama_cpp']['commit']} (llama-cpp-python "
                 f"{pin['llama_cpp_python']['version']}). Nothing was changed.\n"
-                + "\n".join(f"  | {line}" for line in output[:40]),
+                + "\n".join(f"  | {line}" for line in hunks[:40]),
             )
     return touched
 
