@@ -184,7 +184,7 @@ def test_a_cache_that_keeps_a_rejected_token_is_found_and_told_apart_from_roundi
 
 def test_the_control_repeats_a_runs_row_bit_for_bit_without_its_loop() -> None:
     model = FakeModel(spread=1.2)
-    target = FakeSession(model, noise=1.0)
+    target = FakeSession(model, noise=2.0)
     row = target.prefill(PROMPT)
     plain = record_plain(target, row, limit=60, prefill_s=0.0)
     target.rollback(len(PROMPT))
