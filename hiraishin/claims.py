@@ -9,7 +9,7 @@ from typing import Any
 
 from hiraishin.results import Result, ResultSet
 
-SETTING_KEYS = ("quant", "threads", "flash_attn", "kv_type")
+SETTING_KEYS = ("quant", "threads", "flash_attn", "kv_type", "env")
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,10 @@ class ReplayMatrix(_Strict):
     flash_attn: list[bool] | None = None
     kv_types: list[KVType] | None = None
     threads: list[Annotated[int, Field(ge=1, le=512)]] | None = None
+    variants: list[str] = Field(default_factory=list)
+    """Further patched arms, each with causes left untreated, joined by ``+``: ``"guard"``, ``"cuda-mul-mat+guard"``."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of the child: llama.cpp's own switches, and the test-only overrides of ``patches/README.md``."""
 
     @field_validator("widths")
     @classmethod
@@ -97,6 +101,7 @@ class PriceMatrix(_Strict):
     arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"])
     variants: list[str] = Field(default_factory=list)
     """Further patched arms, each with parts of the switch left out, e.g. ``cpu-fast``."""
+    env: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("widths")
     @classmethod
@@ -131,6 +136,7 @@ class RunMatrix(_Strict):
     """``last-alone`` feeds the prompt as n-1 tokens and then one, the difference that was suspected first."""
     client_guard: list[bool] = Field(default_factory=lambda: [False])
     quants: list[str] | None = None
+    env: dict[str, str] = Field(default_factory=dict)
     limit_per_category: Annotated[int, Field(ge=1)] | None = None
     """Take only the first so many prompts of each category (an even sample)."""
 

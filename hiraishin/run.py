@@ -30,6 +30,7 @@ from hiraishin.tasks import (
     RunTask,
     Task,
     arm_without,
+    spell_env,
 )
 
 KINDS = ("replay", "price", "runs", "localize")
@@ -61,19 +62,19 @@ def _replay_tasks(context: Context, matrix: ReplayMatrix) -> Iterator[Task]:
     prompts = select(load_prompts(matrix.prompt_set), matrix.prompts)
     combinations = itertools.product(
         matrix.quants or [profile.model.quant],
-        matrix.arms,
+        [*(ARMS[name] for name in matrix.arms), *(arm_without(parts) for parts in matrix.variants)],
         matrix.flash_attn or [profile.settings.flash_attn],
         matrix.kv_types or [profile.settings.kv_type],
         matrix.threads or [profile.settings.threads],
         prompts,
     )
-    for quant, arm_name, flash, kv_type, threads, prompt in combinations:
+    for quant, arm, flash, kv_type, threads, prompt in combinations:
         if not flash and kv_type not in ("f16", "f32", "bf16"):
             continue  # llama.cpp refuses a quantized V cache without flash attention
-        arm, model = ARMS[arm_name], context.model(quant)
+        model = context.model(quant)
         settings = _settings(profile, flash_attn=flash, kv_type=kv_type, threads=threads)
         base = _base(context, arm, model, settings, "replay") | _prompt_inputs(prompt)
-        base |= {"tokens": matrix.tokens, "prompt_tokens": matrix.prompt_tokens}
+        base |= {"tokens": matrix.tokens, "prompt_tokens": matrix.prompt_tokens, "env": spell_env(matrix.env)}
         yield ReplayTask(arm, model, prompt, settings, matrix, base)
 
 
@@ -94,6 +95,7 @@ def _price_tasks(context: Context, matrix: PriceMatrix) -> Iterator[Task]:
                 **settings,
                 **about,
                 "context": tokens,
+                "env": spell_env(matrix.env),
                 "widths": matrix.widths,
                 "rounds": matrix.rounds,
                 "weight_bytes": weights_read(model.path),
@@ -118,6 +120,7 @@ def _run_tasks(context: Context, matrix: RunMatrix) -> Iterator[Task]:
         for prompt, arm_name in itertools.product(prompts, matrix.arms):
             arm = ARMS[arm_name]
             base = _base(context, arm, model, settings, "evaluate") | _prompt_inputs(prompt)
+            base |= {"env": spell_env(matrix.env)}
             yield RunTask(arm, model, drafts, prompt, settings, matrix, base)
 
 
@@ -214,13 +217,13 @@ def measure(
             for task, absent in todo:
                 try:
                     for unit, record, table in task.execute(context, absent):
-                        libraries = {name: w.libraries for name, w in context._workers.items()}
-                        stored = store.put(unit, record, table, {**about, "libraries": libraries})
+                        stored = store.put(unit, record, table, {**about, "libraries": context.libraries()})
                         results[stored.key] = stored
                 except NativeCrash as crash:
                     failures.append(f"{task.name}: {crash}")
-                    for name in [n for n, w in context._workers.items() if w.build.name in crash.what]:
-                        context.drop_worker(name)
+                    for name in ("stock", "patched"):
+                        if f"the {name} build" in crash.what:
+                            context.drop_workers(name)
                 progress.step(task.weight, task.name)
         for line in store.problems:
             say(f"note: {line}")

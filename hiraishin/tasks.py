@@ -6,7 +6,7 @@ draft lengths, ...). Tasks of one build run in one child; where speeds are compa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,11 @@ def arm_without(parts: str) -> Arm:
     return Arm(f"patched-without-{parts}", "patched", 16, mask)
 
 
+def spell_env(env: Mapping[str, str] | None) -> str | None:
+    """An environment as one string for keys and captions: ``"A=1 B=2"``; ``None`` when there is none."""
+    return " ".join(f"{k}={v}" for k, v in sorted(env.items())) if env else None
+
+
 class Task:
     """Some units that one call measures. ``weight`` is the expected cost in seconds, for the estimate alone."""
 
@@ -91,7 +96,7 @@ class Context:
     profile: Profile
     echo: Callable[[str], None]
     stack: ExitStack
-    _workers: dict[str, Worker] = field(default_factory=dict)
+    _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _tokens: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _n_ctx_train: dict[str, int] = field(default_factory=dict)
     _models: dict[str, ModelFile] = field(default_factory=dict)
@@ -107,30 +112,35 @@ class Context:
             self._models[key] = resolve(self.profile.model, key, echo=self.echo)
         return self._models[key]
 
-    def worker(self, name: str) -> Worker:
-        """The one child process of a build; a new one after a crash."""
-        if name not in self._workers:
-            worker = self.stack.enter_context(Worker(self.build(name)))
-            for other in self._workers.values():
-                if worker.libraries and same_ggml(worker.libraries, other.libraries):
+    def worker(self, name: str, env: Mapping[str, str] | None = None) -> Worker:
+        """The one child process of a build (and of an environment, where one is given); a new one after a crash."""
+        key = (name, spell_env(env) or "")
+        if key not in self._workers:
+            worker = self.stack.enter_context(Worker(self.build(name), env))
+            for (other_name, _), other in self._workers.items():
+                if name != other_name and worker.libraries and same_ggml(worker.libraries, other.libraries):
                     raise UserError(
                         f"the builds {name} and {other.build.name} loaded the very same libraries",
                         "A comparison would compare a build with itself; run ./build.sh all again.",
                     )
-            self._workers[name] = worker
-        return self._workers[name]
+            self._workers[key] = worker
+        return self._workers[key]
 
-    def drop_worker(self, name: str) -> None:
-        """Forget a child that died."""
-        worker = self._workers.pop(name, None)
-        if worker is not None:
-            worker.close()
+    def libraries(self) -> dict[str, dict[str, str]]:
+        """What each child really loaded, by build."""
+        return {name: worker.libraries for (name, _), worker in self._workers.items()}
+
+    def drop_workers(self, name: str) -> None:
+        """Forget a build's children, one of which died."""
+        for key in [k for k in self._workers if k[0] == name]:
+            self._workers.pop(key).close()
 
     def tokenize(self, model: ModelFile, prompts: list[Prompt]) -> list[list[int]]:
         """Chat-templated token ids of the prompts, one call for all that are not known yet."""
         todo = [p for p in prompts if (model.sha256, p.sha256) not in self._tokens]
         if todo:
-            first = "stock" if "stock" in self._workers or "patched" not in self._workers else "patched"
+            names = {name for name, _ in self._workers}
+            first = "patched" if "patched" in names and "stock" not in names else "stock"
             reply = self.worker(first).result(
                 "hiraishin.llama:tokenize_prompts", model_path=str(model.path), texts=[p.text for p in todo]
             )
@@ -182,7 +192,7 @@ class ReplayTask(Task):
                     f"the prompt {self.prompt.id} has {len(tokens)} tokens, {self.matrix.prompt_tokens} were asked for"
                 )
             tokens = tokens[: self.matrix.prompt_tokens]
-        events = context.worker(self.arm.build).call(
+        events = context.worker(self.arm.build, self.matrix.env).call(
             "hiraishin.replay:measure",
             model_path=str(self.model.path),
             settings=self.settings,
@@ -223,7 +233,7 @@ class PriceTask(Task):
 
         builds = list(dict.fromkeys(arm.build for arm in self.arms))
         for build in builds:
-            context.worker(build).result(
+            context.worker(build, self.matrix.env).result(
                 "hiraishin.timing:prepare",
                 model_path=str(self.model.path),
                 settings=self.settings,
@@ -237,7 +247,7 @@ class PriceTask(Task):
             # Every other round runs backwards, so that a drift cannot favour one end.
             widths = self.matrix.widths if number % 2 == 0 else self.matrix.widths[::-1]
             for arm in self.arms if number % 2 == 0 else self.arms[::-1]:
-                reply = context.worker(arm.build).result(
+                reply = context.worker(arm.build, self.matrix.env).result(
                     "hiraishin.timing:time_round",
                     widths=widths,
                     switch=arm.switch,
@@ -253,7 +263,7 @@ class PriceTask(Task):
                     for column, value in zip(table, (arm.label, width, number, ms), strict=True):
                         table[column].append(value)
         for build in builds:
-            context.worker(build).result("hiraishin.timing:finish")
+            context.worker(build, self.matrix.env).result("hiraishin.timing:finish")
         yield Unit("price", self.base), {**summarize(table, rows), "warmup_ms": warm}, table
 
 
@@ -309,7 +319,7 @@ class RunTask(Task):
 
         tokens = context.tokenize(self.model, [self.prompt])[0]
         lacking = {unit.key for unit in missing}
-        events = context.worker(self.arm.build).call(
+        events = context.worker(self.arm.build, self.matrix.env).call(
             "hiraishin.evaluate:measure",
             model_path=str(self.model.path),
             draft_model_paths={quant: str(model.path) for quant, model in self.drafts.items()},
