@@ -16,11 +16,6 @@ EVERY = "all"
 """The row over all categories."""
 
 
-def matrices(results: ResultSet) -> list[str]:
-    """Names of the run matrices that were measured, in alphabetical order."""
-    return sorted({str(r.inputs["matrix"]) for r in results.of("speculative")})
-
-
 def _row(members: Sequence[Result]) -> dict[str, Any]:
     records = [r.record for r in members]
     prompts = {r.inputs["prompt"] for r in members}
@@ -58,31 +53,28 @@ def _row(members: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def outcome_table(results: ResultSet, matrix: str, by: Sequence[str] = ("category",), **inputs: Any) -> pd.DataFrame:
-    """Text, acceptance and speed of a matrix: a row for every group and build, and one over all groups.
+def outcome_table(results: ResultSet, by: Sequence[str] = ("category",), **inputs: Any) -> pd.DataFrame:
+    """Text, acceptance and speed: a row for every matrix, drafter, group and build, and one over all groups.
 
     Args:
         results: with units of kind ``speculative``.
-        matrix: the run matrix's name.
-        by: inputs that make the groups, for example ``("category",)``, ``("drafter", "client_guard")``.
-        inputs: only runs with these inputs, for example ``prefill="whole"``.
+        by: inputs that make the groups, for example ``("category",)`` or ``("draft_length",)``.
+        inputs: only runs with these inputs, for example ``matrix="evaluation"``, ``prefill="whole"``.
 
     Returns:
-        indexed by ``by``, ``build`` and ``drafter``. ``share_low`` and ``share_high`` bound the share of identical
-        runs (exact binomial, 95 %); ``paired_speedup`` is the median over runs of the speed against the plain
-        decode of the same prompt in the same process, with an exact interval; ``speedup`` weighs by tokens.
+        indexed by matrix, prefill, drafter, ``by`` and build. ``share_low`` and ``share_high`` bound the share of
+        identical runs (exact binomial, 95 %); ``paired_speedup`` is the median over runs of the speed against the
+        plain decode of the same prompt in the same process, with an exact interval; ``speedup`` weighs by tokens.
         Empty when nothing was measured.
     """
-    keys = [*dict.fromkeys([*by, "build", "drafter"])]
-    runs = results.of("speculative", matrix=matrix, **inputs)
-    groups: dict[tuple[str, ...], list[Result]] = {}
-    for run in runs:
-        own = {k: str(run.inputs.get(k)) for k in keys}
-        total = {**own, **dict.fromkeys(by, EVERY)} if not {"build", "drafter"} & set(by) else own
-        for labels in (own, total) if total != own else (own,):
+    keys = [*dict.fromkeys(["matrix", "prefill", "drafter", *by, "build"])]
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for run in results.of("speculative", **inputs):
+        own = {k: run.inputs.get(k) for k in keys}
+        for labels in (own, {**own, **dict.fromkeys(by, EVERY)}):
             groups.setdefault(tuple(labels[k] for k in keys), []).append(run)
-    # The sum comes last, stock before patched.
-    order = sorted(groups, key=lambda g: (EVERY in g, *(("1" if x == "stock" else "2" + x) for x in g)))
+    # Within a group stock comes first; the row over all groups comes last.
+    order = sorted(groups, key=lambda g: [(x == EVERY, x != "stock", str(x).zfill(4)) for x in g])
     frame = pd.DataFrame([dict(zip(keys, g, strict=True)) | _row(groups[g]) for g in order])
     return frame.set_index(keys) if len(frame) else frame
 
@@ -113,29 +105,31 @@ def forks_table(results: ResultSet, **inputs: Any) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
 
 
-def guard_table(results: ResultSet, matrix: str) -> pd.DataFrame:
+def guard_table(results: ResultSet, **inputs: Any) -> pd.DataFrame:
     """What never crossing a multiple of 256 costs the client: the same runs with and without the guard.
 
     Returns:
-        one row a build and drafter: pairs of runs, passes that the guard shortened, and cycles, tokens and tokens a
+        one row a matrix, drafter and build: pairs of runs, passes that the guard shortened, and cycles, tokens and tokens a
         cycle without and with it. Empty when no run has its pair.
     """
-    rows: dict[tuple[str, str], Counter[str]] = {}
+    rows: dict[tuple[str, str, str], Counter[str]] = {}
     sides: dict[tuple[Any, ...], dict[bool, Result]] = {}
-    keys = ("build", "drafter", "prompt", "prompt_sha256", "draft_length", "prefill", "repeat", "quant", "threads", "kv_type")
-    for r in results.of("speculative", matrix=matrix):
+    keys = (
+        "matrix", "drafter", "build", "prompt", "prompt_sha256", "draft_length", "prefill", "repeat", "quant", "threads", "kv_type",
+    )
+    for r in results.of("speculative", **inputs):
         sides.setdefault(tuple(r.inputs.get(k) for k in keys), {})[bool(r.inputs["client_guard"])] = r
     for key, pair in sides.items():
         if len(pair) == 2:
-            row = rows.setdefault((str(key[0]), str(key[1])), Counter())
+            row = rows.setdefault((str(key[0]), str(key[1]), str(key[2])), Counter())
             row["runs"] += 1
             row["shortened"] += pair[True].record["guarded_cycles"]
             for side, name in ((False, "without"), (True, "with")):
                 row[f"cycles_{name}"] += pair[side].record["cycles"]
                 row[f"tokens_{name}"] += pair[side].record["tokens"] - 1
-    frame = pd.DataFrame([{"build": b, "drafter": d, **row} for (b, d), row in sorted(rows.items())])
+    frame = pd.DataFrame([dict(zip(keys, at, strict=False)) | row for at, row in sorted(rows.items())])
     if frame.empty:
         return frame
     for name in ("without", "with"):
         frame[f"tokens_per_cycle_{name}"] = frame[f"tokens_{name}"] / frame[f"cycles_{name}"]
-    return frame.set_index(["build", "drafter"])
+    return frame.set_index(list(keys[:3]))

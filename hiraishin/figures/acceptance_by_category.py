@@ -12,7 +12,7 @@ from hiraishin.results import ResultSet
 
 ID = "acceptance-by-category"
 TITLE = "Guesses that were right, by kind of prompt"
-NOTEBOOK = "08_evaluation"
+NOTEBOOK = "07_evaluation"
 
 
 def data(results: ResultSet, *, matrix: str | None = None, build: str = "patched") -> Frame:

@@ -13,7 +13,7 @@ from hiraishin.results import ResultSet
 
 ID = "cycle"
 TITLE = "One average cycle, to scale"
-NOTEBOOK = "08_evaluation"
+NOTEBOOK = "08_cycle"
 PARTS = ("draft", "verify", "bookkeeping")
 
 

@@ -11,7 +11,7 @@ from hiraishin.results import ResultSet
 
 ID = "fork-positions"
 TITLE = "Where speculative output forks"
-NOTEBOOK = "07_speculative"
+NOTEBOOK = "07_evaluation"
 
 
 def data(results: ResultSet, *, quant: str | None = None) -> Frame:

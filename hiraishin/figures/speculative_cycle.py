@@ -12,7 +12,7 @@ from hiraishin.results import Result, ResultSet
 
 ID = "speculative-cycle"
 TITLE = "A guess is kept only if the target picks it too"
-NOTEBOOK = "07_speculative"
+NOTEBOOK = "08_cycle"
 LONGEST = 11  # characters of a token that are shown
 
 

@@ -11,7 +11,7 @@ from hiraishin.results import ResultSet
 
 ID = "verify-widths"
 TITLE = "How wide verify passes are"
-NOTEBOOK = "08_evaluation"
+NOTEBOOK = "08_cycle"
 
 
 def data(results: ResultSet, *, matrix: str | None = None) -> Frame:
