@@ -95,6 +95,20 @@ def test_an_edited_checkout_is_built_again(llama: Path, repository: Path) -> Non
     assert value_of(builds(repository) / "stock") == 7
 
 
+def test_a_patch_of_another_backend_leaves_the_build_as_it_is(llama: Path, repository: Path) -> None:
+    write(llama, {"ggml/src/ggml-cuda/mmvq.cu": "// 1\n"})
+    run_build(repository, "--source", str(llama))
+    before = stamps(builds(repository) / "patched")
+    cuda = "--- a/ggml/src/ggml-cuda/mmvq.cu\n+++ b/ggml/src/ggml-cuda/mmvq.cu\n@@ -1 +1 @@\n-// 1\n+// 2\n"
+    write(repository, {"patches/0101-cuda.patch": cuda, "patches/series": "0001-two.patch\n0101-cuda.patch\n"})
+    done = run_build(repository, "--source", str(llama))
+    assert done.stdout.count("up to date") == 2, done.stdout + done.stderr
+    after = stamps(builds(repository) / "patched")
+    assert {name for name in after if after[name] != before[name]} == {"build.json"}
+    described = json.loads((builds(repository) / "patched" / "build.json").read_text(encoding="utf-8"))
+    assert [patch["compiled"] for patch in described["patches"]] == [True, False]
+
+
 def test_a_patch_that_adds_and_one_that_removes_a_file(llama: Path, repository: Path) -> None:
     added = "--- /dev/null\n+++ b/ggml/src/new.h\n@@ -0,0 +1 @@\n+#define NEW 5\n"
     used = PATCH.replace("{ return 2; }", "{ return NEW; }").replace(

@@ -146,7 +146,10 @@ def _describe(place: _Workplace, name: str, origin: source.Source, patches: list
         "backend": place.backend,
         "upstream_commit": origin.commit,
         "source": {"kind": origin.kind, "tree_sha256": origin.tree_sha256, "origin": origin.origin},
-        "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
+        "patches": [
+            {"name": patch.name, "sha256": patch.sha256, "compiled": _is_compiled(patch, place.backend)}
+            for patch in patches
+        ],
         "compiler": compiler,
         "flags": flags(place.backend, place.arch),
         "cpu": _native_target(place.cxx.path),
@@ -154,11 +157,20 @@ def _describe(place: _Workplace, name: str, origin: source.Source, patches: list
     }
 
 
+def _is_compiled(patch: source.Patch, backend: str) -> bool:
+    """Whether a patch changes anything that this backend's libraries are compiled from.
+
+    So an edit to a CUDA kernel leaves the CPU builds, and every result measured on them, as they are.
+    """
+    others = ("tests", "tools", "common") if backend == "cuda" else ("tests", "tools", "common", "ggml/src/ggml-cuda")
+    return any(not any(path.is_relative_to(folder) for folder in others) for path in patch.touches)
+
+
 def recipe(described: dict[str, Any]) -> dict[str, Any]:
     """What of a description decides the bits that a build computes: not its name, nor where its source came from."""
     deciding = {key: described.get(key) for key in ("schema", "backend", "compiler", "flags", "cpu", "gpu_arch")}
     deciding["source"] = described["source"]["tree_sha256"]
-    deciding["patches"] = [patch["sha256"] for patch in described["patches"]]
+    deciding["patches"] = [patch["sha256"] for patch in described["patches"] if patch.get("compiled", True)]
     return deciding
 
 
@@ -189,7 +201,8 @@ def _one(request: Request, place: _Workplace, name: str, origin: source.Source, 
     _finish_replacement(target)
     wanted = _describe(place, name, origin, patches)
     present = read_description(target)
-    if present and recipe(present) == recipe(wanted) and (present["tools"] or not request.tools):
+    tools_are_right = not request.tools or (present and present["tools"] and present["patches"] == wanted["patches"])
+    if present and recipe(present) == recipe(wanted) and tools_are_right:
         if present | wanted != present:  # the same source, named in another way
             _write_description(target, present | wanted)
         say(f"{place.backend} {name}: up to date in {target}")

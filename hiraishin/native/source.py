@@ -66,11 +66,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Patch:
-    """One file of the series, in its order."""
+    """One file of the series, in its order; ``touches`` are the paths it changes, relative to the source."""
 
     name: str
     path: Path
     sha256: str
+    touches: tuple[PurePosixPath, ...] = ()
 
 
 def series() -> list[Patch]:
@@ -89,7 +90,13 @@ def series() -> list[Patch]:
     names = [name for line in lines if (name := line.partition("#")[0].strip())]
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise UserError(f"patches/series lists {missing[0]}, which is not in {folder}")
-    return [Patch(name, folder / name, sha256(folder / name)) for name in names]
+    return [Patch(name, folder / name, sha256(folder / name), _touched(folder / name)) for name in names]
+
+
+def _touched(patch: Path) -> tuple[PurePosixPath, ...]:
+    text = patch.read_text(encoding="utf-8", errors="surrogateescape")
+    names = re.findall(r"^(?:---|\+\+\+) [ab]/(\S+)", text, re.MULTILINE)
+    return tuple(PurePosixPath(name) for name in dict.fromkeys(names))
 
 
 def pinned() -> Source:
@@ -221,9 +228,7 @@ def patched_files(source: Source, patches: Iterable[Patch], into: Path) -> set[P
     """
     touched: set[PurePosixPath] = set()
     for patch in patches:
-        text = patch.path.read_text(encoding="utf-8", errors="surrogateescape")
-        for name in re.findall(r"^(?:---|\+\+\+) [ab]/(\S+)", text, re.MULTILINE):
-            path = PurePosixPath(name)
+        for path in patch.touches:
             if path in touched:
                 continue
             touched.add(path)
