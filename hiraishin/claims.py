@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hiraishin.intervals import binomial_interval, median_interval
 from hiraishin.results import Result, ResultSet
 
 SETTING_KEYS = ("quant", "threads", "flash_attn", "kv_type", "env")
@@ -262,13 +263,20 @@ def _speculative(results: ResultSet) -> Iterator[Claim]:
         prompts = {r.inputs["prompt"] for r in members}
         good = {p for p in prompts if all(r.record["identical"] for r in members if r.inputs["prompt"] == p)}
         yield Claim(f"{matrix}.runs", build, params, len(members), "runs", "")
-        yield Claim(f"{matrix}.identical", build, params, same, "runs", f"of {len(members)}")
+        yield Claim(f"{matrix}.identical", build, params, same, "runs", _share(same, len(members)))
+        logic = sum(r.record.get("fork_kind") == "logic" for r in members)
+        yield Claim(f"{matrix}.forks_not_rounding", build, params, logic, "runs", "forks that a control does not repeat")
         if matrix.startswith("evaluation"):
             at = {**params, "matrix": matrix}
             yield Claim("evaluate.prompts", build, at, len(prompts), "prompts", "")
-            yield Claim("evaluate.identical", build, at, len(good), "prompts", f"of {len(prompts)}")
+            yield Claim("evaluate.identical", build, at, len(good), "prompts", _share(len(good), len(prompts)))
         yield from _speed(matrix, build, params, members)
         yield from _reruns(matrix, build, params, members)
+
+
+def _share(part: int, whole: int) -> str:
+    low, high = binomial_interval(part, whole)
+    return f"of {whole}; exact 95 % interval of the share {low:.3f} to {high:.3f}"
 
 
 def _plain_equal(plain: list[Result]) -> Iterator[Claim]:
@@ -292,7 +300,8 @@ def _speed(matrix: str, build: str, params: dict[str, Any], members: list[Result
     params = {**params, "matrix": matrix}
     records = [r.record for r in members]
     drafted, accepted = sum(r["drafted"] for r in records), sum(r["accepted"] for r in records)
-    cycles, tokens = sum(r["cycles"] for r in records), sum(r["tokens"] for r in records)
+    # The first token of a run comes from the prefill, not from a cycle.
+    cycles, tokens = sum(r["cycles"] for r in records), sum(r["tokens"] - 1 for r in records)
     yield Claim(
         "speculative.acceptance",
         build,
@@ -314,6 +323,24 @@ def _speed(matrix: str, build: str, params: dict[str, Any], members: list[Result
         "tokens/s",
         "prefill left out",
     )
+    pairs = [
+        r["tokens_per_second"] / r["plain_tokens_per_second"]
+        for r in records
+        if r.get("tokens_per_second") and r.get("plain_tokens_per_second")
+    ]
+    if pairs:
+        interval = median_interval(pairs)
+        yield Claim(
+            "speculative.speedup",
+            build,
+            params,
+            statistics.median(pairs),
+            "times plain speed",
+            f"median of {len(pairs)} runs, each against plain decoding of its prompt in the same process"
+            + (f"; 95 % interval {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""),
+        )
+    share = spent["bookkeeping"] / total if total else None
+    yield Claim("cycle.bookkeeping_share", build, params, share, "share", "of a cycle's time")
     for part, seconds in spent.items():
         yield Claim(
             f"cycle.{part}_ms", build, params, 1e3 * seconds / cycles if cycles else None, "ms", "mean over cycles"

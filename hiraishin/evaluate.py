@@ -295,8 +295,15 @@ def evaluate_prompt(
             drafter, start_s = bench.started(specs[params["drafter"]], tokens, whole.run.tokens)
             watch = RowWatch(whole)
             run = generate(
-                session, drafter, tokens, row, limit=limit, draft_length=params["draft_length"],
-                client_guard=params["client_guard"], survives=survives, observe=watch,
+                session,
+                drafter,
+                tokens,
+                row,
+                limit=limit,
+                draft_length=params["draft_length"],
+                client_guard=params["client_guard"],
+                survives=survives,
+                observe=watch,
             )
             record = speculative_record(session, run, watch, n_prompt)
             record["seconds"] |= {"prefill": prefill_s, "draft_prefill": start_s}
@@ -346,7 +353,9 @@ def measure(
         UserError: see :func:`evaluate_prompt`; also a draft model that is not given.
     """
     tokens = list(prompt["tokens"])
-    model = get_model(model_path, gpu_layers=settings.get("gpu_layers", 0), extra_bufts=settings.get("extra_bufts", True))
+    model = get_model(
+        model_path, gpu_layers=settings.get("gpu_layers", 0), extra_bufts=settings.get("extra_bufts", True)
+    )
     for path in [p for p in _drafts if p not in draft_model_paths.values()]:
         _drafts.pop(path).close()
     with ExitStack() as stack:

@@ -227,7 +227,9 @@ def plain(session: Decoder, row: Logits, *, limit: int, observe: Observer | None
         run.tokens.append(token)
         ended = is_end(token)
         done = time.perf_counter()
-        run.cycles.append(Cycle(first, n_prompt + first - 1, [], [token], 0, False, 0.0, decoded - began, done - decoded))
+        run.cycles.append(
+            Cycle(first, n_prompt + first - 1, [], [token], 0, False, 0.0, decoded - began, done - decoded)
+        )
         if observe is not None:
             observe(first, rows, [token])
     return _finish(run, session, limit)
@@ -309,7 +311,14 @@ def generate(
         done = time.perf_counter()
         run.cycles.append(
             Cycle(
-                first, n_past, drafts, emitted, accepted, guarded, guessed - ready, verified - checked,
+                first,
+                n_past,
+                drafts,
+                emitted,
+                accepted,
+                guarded,
+                guessed - ready,
+                verified - checked,
                 (ready - began) + (checked - guessed) + (done - verified),
             )
         )

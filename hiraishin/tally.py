@@ -91,9 +91,18 @@ def forks_table(results: ResultSet, **inputs: Any) -> pd.DataFrame:
         if r.record["identical"]:
             continue
         plain, other = str(r.record["plain_text"]), str(r.record["text"])
-        at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other))
+        )
         keys = ("matrix", "build", "prompt", "drafter", "draft_length", "prefill", "client_guard", "repeat")
-        numbers = ("first_differing_token", "first_differing_byte", "fork_kind", "fork_width", "margin_there", "row_diff")
+        numbers = (
+            "first_differing_token",
+            "first_differing_byte",
+            "fork_kind",
+            "fork_width",
+            "margin_there",
+            "row_diff",
+        )
         rows.append(
             {k: r.inputs.get(k) for k in keys}
             | {k: r.record.get(k) for k in numbers}
@@ -115,7 +124,17 @@ def guard_table(results: ResultSet, **inputs: Any) -> pd.DataFrame:
     rows: dict[tuple[str, str, str], Counter[str]] = {}
     sides: dict[tuple[Any, ...], dict[bool, Result]] = {}
     keys = (
-        "matrix", "drafter", "build", "prompt", "prompt_sha256", "draft_length", "prefill", "repeat", "quant", "threads", "kv_type",
+        "matrix",
+        "drafter",
+        "build",
+        "prompt",
+        "prompt_sha256",
+        "draft_length",
+        "prefill",
+        "repeat",
+        "quant",
+        "threads",
+        "kv_type",
     )
     for r in results.of("speculative", **inputs):
         sides.setdefault(tuple(r.inputs.get(k) for k in keys), {})[bool(r.inputs["client_guard"])] = r

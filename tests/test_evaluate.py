@@ -26,8 +26,17 @@ EVERY = [
     {"kind": "replayed"},
     {"kind": "replayed", "acceptance": 0.6, "seed": 4},
 ]
-TIMES = {"seconds", "tokens_per_second", "plain_tokens_per_second", "bookkeeping_share", "draft_ms", "verify_ms",
-         "bookkeeping_ms", "pass_ms", "example"}
+TIMES = {
+    "seconds",
+    "tokens_per_second",
+    "plain_tokens_per_second",
+    "bookkeeping_share",
+    "draft_ms",
+    "verify_ms",
+    "bookkeeping_ms",
+    "pass_ms",
+    "example",
+}
 
 
 def bench(model: FakeModel, draft: FakeModel | None = None, **session: Any) -> Bench:
@@ -36,8 +45,15 @@ def bench(model: FakeModel, draft: FakeModel | None = None, **session: Any) -> B
     return Bench(target, target.switch, lambda quant: FakeSession(worse))
 
 
-def events(model: FakeModel, prompt: list[int] = PROMPT, *, wanted: list[str] | None = None, noise: float = 0.0,
-           forgetful: bool = True, **changes: Any) -> list[dict[str, Any]]:
+def events(
+    model: FakeModel,
+    prompt: list[int] = PROMPT,
+    *,
+    wanted: list[str] | None = None,
+    noise: float = 0.0,
+    forgetful: bool = True,
+    **changes: Any,
+) -> list[dict[str, Any]]:
     made = bench(model, noise=noise, forgetful=forgetful)
     return list(evaluate_prompt(made, prompt, matrix(**changes), wanted))
 
@@ -59,7 +75,9 @@ def planted(model: FakeModel, at: int, **session: Any) -> tuple[dict[str, Any], 
         return guess == pick
 
     drafter: Drafter = make_drafter(
-        {"kind": "replayed", "acceptance": 0.5, "seed": 2}, target=model, trace=plain.run.tokens,
+        {"kind": "replayed", "acceptance": 0.5, "seed": 2},
+        target=model,
+        trace=plain.run.tokens,
         draft=lambda quant: target,
     )
     drafter.start(PROMPT)
@@ -82,7 +100,9 @@ def test_on_an_exact_model_every_run_of_a_matrix_is_identical() -> None:
         assert record["text"] == plain["record"]["text"]
         assert record["rows_compared"] == record["tokens"] == 40
         assert record["rows_differing"] == 0 == record["max_abs_diff"]
-        assert {record[k] for k in ("first_differing_token", "first_differing_byte", "fork_kind", "margin_there")} == {None}
+        assert {record[k] for k in ("first_differing_token", "first_differing_byte", "fork_kind", "margin_there")} == {
+            None
+        }
 
 
 def test_the_events_are_the_announced_units_in_the_announced_order() -> None:
@@ -226,8 +246,12 @@ def test_one_output_that_ends_where_the_other_goes_on_is_a_fork() -> None:
 def test_both_prefills_are_compared_with_the_plain_decode_after_a_whole_prefill() -> None:
     """Noise in passes wider than one makes a prefill of n - 1 and 1 tokens another prefill, as it does in reality."""
     found = events(
-        FakeModel(spread=1.2, seed=3), noise=2.5, tokens=60, drafters=[{"kind": "replayed", "acceptance": 0.0}],
-        draft_lengths=[1], prefill=["last-alone"],
+        FakeModel(spread=1.2, seed=3),
+        noise=2.5,
+        tokens=60,
+        drafters=[{"kind": "replayed", "acceptance": 0.0}],
+        draft_lengths=[1],
+        prefill=["last-alone"],
     )
     kinds = [(e["kind"], e["params"]["prefill"]) for e in found]
     assert kinds == [("plain", "whole"), ("plain", "last-alone"), ("speculative", "last-alone")]
@@ -269,7 +293,10 @@ def test_the_plain_units_rows_hash_is_the_hash_of_all_rows() -> None:
         row = session.decode([token])[0]
     assert plain["table"]["row_sha256"] == hashes
     assert plain["record"]["rows_sha256"] == hashlib.sha256("".join(hashes).encode()).hexdigest()
-    assert events(FakeModel(seed=9), drafters=[{"kind": "lookup"}])[0]["record"]["rows_sha256"] != plain["record"]["rows_sha256"]
+    assert (
+        events(FakeModel(seed=9), drafters=[{"kind": "lookup"}])[0]["record"]["rows_sha256"]
+        != plain["record"]["rows_sha256"]
+    )
     assert model.n_vocab == 64
 
 
@@ -353,6 +380,11 @@ def test_bad_input_is_refused_in_one_line() -> None:
 
 
 def test_first_difference_of_texts() -> None:
-    cases: list[tuple[bytes, bytes, int | None]] = [(b"", b"", None), (b"a", b"", 0), (b"abc", b"abd", 2), (b"ab", b"ab", None)]
+    cases: list[tuple[bytes, bytes, int | None]] = [
+        (b"", b"", None),
+        (b"a", b"", 0),
+        (b"abc", b"abd", 2),
+        (b"ab", b"ab", None),
+    ]
     find: Callable[[bytes, bytes], int | None] = first_difference
     assert [find(a, b) for a, b, _ in cases] == [want for _, _, want in cases]

@@ -162,9 +162,10 @@ def test_an_end_token_first_ends_both_paths_before_any_pass() -> None:
 
 def test_a_prompt_of_one_token_and_a_limit_of_one() -> None:
     model = FakeModel()
-    assert speculative_run(model, [4], LookupDrafter(name="l", ngram=3), limit=30)[0].tokens == plain_run(
-        model, [4], 30
-    ).tokens
+    assert (
+        speculative_run(model, [4], LookupDrafter(name="l", ngram=3), limit=30)[0].tokens
+        == plain_run(model, [4], 30).tokens
+    )
     run, _ = speculative_run(model, [4], Says(1), limit=1)
     assert len(run.tokens) == 1
     assert run.cycles == []
