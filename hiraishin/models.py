@@ -32,6 +32,7 @@ from hiraishin.gguf_tables import GGML_TYPES
 from hiraishin.memory import check_memory, memory_needed
 
 if TYPE_CHECKING:
+    from hiraishin.builds import Build
     from hiraishin.profile import Model
 
 __all__ = [
@@ -301,19 +302,31 @@ def _digest(path: Path) -> str:
 
 
 def _requantize(base: Path, path: Path, quant: str) -> None:
-    from hiraishin.builds import find_build
     from hiraishin.worker import Worker
 
     weights = sum(math.prod(tensor.shape) for tensor in read_header(base).tensors)
     # Q8_0 is an upper bound for every mix of smaller types; the check before the work only has to be near.
     _, block, size = GGML_TYPES[{"F32": 0, "F16": 1, "BF16": 30}.get(quant, 8)]
     with placing(path, weights // block * size) as partial:
-        with Worker(find_build("stock")) as worker:
+        with Worker(_quantizer()) as worker:
             worker.result(
                 "hiraishin.models:requantize_here", source=str(base), target=str(partial), ftype=FTYPES[quant]
             )
         # llama.cpp reports success for some writes that a full disk cut short.
         check_file(partial)
+
+
+def _quantizer() -> Build:
+    """The build that requantizes: the CPU's stock one, or on a machine without it the GPU's (the code is the same)."""
+    from hiraishin.builds import find_build
+
+    try:
+        return find_build("stock")
+    except UserError as missing:
+        try:
+            return find_build("stock", "cuda")
+        except UserError:
+            raise missing from None
 
 
 def requantize_here(source: str, target: str, ftype: int) -> Iterator[dict[str, Any]]:

@@ -74,7 +74,7 @@ class ReplayMatrix(_Strict):
     prompt_tokens: Annotated[int, Field(ge=1)] | None = None
     tokens: Annotated[int, Field(ge=2, le=8192)] = 128
     widths: list[Width] = Field(default_factory=lambda: [2, 3, 4, 5, 8, 9, 12, 16], min_length=1)
-    arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"], min_length=1)
+    arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"])
     quants: list[str] | None = None
     flash_attn: list[bool] | None = None
     kv_types: list[KVType] | None = None
