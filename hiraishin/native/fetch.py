@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -134,4 +135,15 @@ def download_error(what: str, log: str) -> UserError:
         return UserError(
             f"{what} cannot be downloaded: {reason}", "Check the network and pip's index settings, then start again."
         )
-    return UserError(f"{what} cannot be installed: {reason}")
+    # A build backend's own exception says more than pip's summary of it.
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return UserError(f"{what} cannot be installed: {raised[-1] if raised else reason}", _log_hint(log))
+
+
+def _log_hint(log: str) -> str:
+    try:
+        path = make_folder(paths.logs_dir()) / "set-up.log"
+        path.write_text(log, encoding="utf-8", errors="replace")
+    except (OSError, UserError):
+        return ""
+    return f"Log: {path}"
