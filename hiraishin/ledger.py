@@ -215,7 +215,10 @@ def _all_runs(judge: Judge, build: str) -> tuple[list[Any], list[Any]]:
 @_test
 def prefill(judge: Judge) -> Finding | None:
     """Row 6."""
-    runs, forked = _forked(judge, prefill="whole")
+    both = {r.inputs.get("matrix") for r in judge.results("speculative", build="stock", prefill="last-alone")}
+    runs, forked = (
+        [r for r in listed if not both or r.inputs.get("matrix") in both] for listed in _forked(judge, prefill="whole")
+    )
     other, other_forked = _forked(judge, prefill="last-alone")
     if not runs:
         return None
@@ -278,16 +281,18 @@ def evaluation(judge: Judge) -> Finding | None:
     """Row 30."""
     found = []
     good = True
-    for drafter in sorted({str(c.params.get("drafter")) for c in judge.book.find("evaluate.prompts", "patched")}):
-        mine = [c for c in judge.book.find("evaluate.prompts", "patched") if str(c.params.get("drafter")) == drafter]
-        params = {"drafter": mine[0].params.get("drafter")}
-        prompts = judge.fact("evaluate.prompts", "patched", "max", **params)
-        same = judge.fact("evaluate.identical", "patched", "min", **params)
-        if prompts is not None and same is not None:
-            lowest = judge.fact("evaluate.prompts", "patched", "min", **params)
-            good = good and lowest is not None and (same.value or 0) >= (lowest.value or 0)
-            found.append(Markup("{} of {}").format(same, prompts))
+    for claim in judge.book.find("evaluate.prompts", "patched"):
+        prompts = Fact(claim.value, claim.unit, (claim,))
+        same = judge.fact("evaluate.identical", "patched", "min", **claim.params)
+        if same is None or prompts.value is None:
+            continue
+        good = good and same.value == prompts.value
+        found.append(Markup("{} of {} ({})").format(same, prompts, _name(claim.params.get("drafter"))))
     return _finding(good, "{} prompts identical", Markup(", ").join(found)) if found else None
+
+
+def _name(value: Any) -> Markup:
+    return Markup('<span class="name">{}</span>').format(str(value))
 
 
 @_test
@@ -354,10 +359,9 @@ def margin_stop(judge: Judge) -> Finding | None:
     """Row 38."""
     speeds: dict[bool, list[Any]] = {True: [], False: []}
     for r in judge.results("speculative", build="patched"):
-        drafter = str(r.inputs.get("drafter", "")).replace(" ", "")
-        if '"kind":"model"' in drafter or "'kind':'model'" in drafter or drafter.startswith("model"):
-            stops = not any(word in drafter for word in ('"margin":null', "'margin':None", "nomargin", "no-margin"))
-            speeds[stops].append(r)
+        drafter = str(r.inputs.get("drafter", ""))
+        if drafter.startswith("model "):  # drafters.drafter_name: "model Q2_K, margin 3" or "model Q2_K, no margin"
+            speeds[not drafter.endswith("no margin")].append(r)
     both = {r.inputs.get("prompt") for r in speeds[True]} & {r.inputs.get("prompt") for r in speeds[False]}
     rates = {}
     for stops, runs in speeds.items():

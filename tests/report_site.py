@@ -40,7 +40,7 @@ def few_figures(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...] = FEW) -
     """Let the registry know only some figures."""
     from hiraishin import figures
 
-    everything = figures.registry()
+    everything = figures._registry()  # whatever an earlier call of this function left in force
     monkeypatch.setattr(figures, "registry", lambda: {name: everything[name] for name in names if name in everything})
 
 

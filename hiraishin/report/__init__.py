@@ -180,10 +180,16 @@ def _receipt_figures(results: ResultSet, stage: Path, name: str, counter: list[i
 def _notebook_pages(
     writer: Any, executed: Sequence[Executed], slots: dict[str, FigureSlot], stage: Path, failures: list[str]
 ) -> None:
+    from markupsafe import Markup
+
     from hiraishin.report import pages
 
     folder = stage / "notebooks"
     folder.mkdir(exist_ok=True)
+    drawn = {
+        hashlib.sha256(path.read_bytes()).hexdigest(): path.relative_to(stage).as_posix()
+        for path in sorted((stage / "figures").glob("*.svg"))
+    }
     for index, nb in enumerate(executed):
         page = pages.NotebookPage(nb.title, [], {})
         download = False
@@ -196,6 +202,11 @@ def _notebook_pages(
             except Exception as error:  # a page that cannot be made must not take the site with it
                 failures.append(f"notebook {nb.name}: its page cannot be made: {type(error).__name__}: {error}")
         for name, blob in page.files.items():
+            same = drawn.get(hashlib.sha256(blob).hexdigest())
+            if same is not None:  # the article's own figure: shown from there, not stored twice
+                for cell in page.cells:
+                    cell.outputs = [Markup(str(o).replace(f"files/{name}", f"../{same}")) for o in cell.outputs]
+                continue
             (folder / "files").mkdir(exist_ok=True)
             (folder / "files" / name).write_bytes(blob)
         writer.page(

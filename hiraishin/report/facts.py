@@ -187,7 +187,7 @@ def format_number(value: Number | None, unit: str = "", *, digits: int = 3, deci
         text = f"{mantissa}×10{_superscript(int(exponent))}"
     else:
         text = f"{value:.{digits}g}"
-    return text.replace(",", " ").replace("-", "−") + suffix
+    return text.replace(",", "\u202f").replace("-", "−") + suffix
 
 
 def _superscript(exponent: int) -> str:

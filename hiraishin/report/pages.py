@@ -18,18 +18,22 @@ from typing import Any
 import bleach
 import nbformat
 from bs4 import BeautifulSoup
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from nbconvert.filters.ansi import ansi2html
 from nbconvert.filters.highlight import Highlight2HTML
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
-LONGEST_TEXT = 40_000
-"""Characters of one output that a page shows; the rest is in the notebook file."""
+from hiraishin.report.text import visible
 
 _TAGS = frozenset(
     "a b blockquote br caption code col colgroup dd del div dl dt em h1 h2 h3 h4 h5 h6 hr i kbd li mark ol p pre s small span "
     "strong sub sup table tbody td tfoot th thead tr u ul var data time bdi details summary figure figcaption".split()
 )
+_ACTIVE_SVG = re.compile(
+    r"<script\b|<foreignObject\b|\son[a-z]+\s*=|<!ENTITY|href\s*=\s*[\"'](?!#|data:image/)|url\(\s*[\"']?(?!#)",
+    re.IGNORECASE,
+)
+
 _ATTRIBUTES: dict[str, list[str]] = {
     "*": ["class", "title", "lang", "dir"],
     "a": ["href"],
@@ -74,6 +78,8 @@ def read_notebook(path: Path, title: str, image_prefix: str) -> NotebookPage:
     files: dict[str, bytes] = {}
     cells: list[Cell] = []
     for index, cell in enumerate(document.cells):
+        if "papermill-error-cell-tag" in cell.metadata.get("tags", []):
+            continue  # papermill's own note; the page has a better one
         if cell.cell_type == "markdown":
             body = _markdown(cell.source, first=index == 0)
             if body.strip():
@@ -86,15 +92,6 @@ def read_notebook(path: Path, title: str, image_prefix: str) -> NotebookPage:
             injected = "injected-parameters" in cell.metadata.get("tags", [])
             cells.append(Cell("code", _highlight(cell.source), outputs, failed, injected, cell.get("execution_count")))
     return NotebookPage(title, cells, files)
-
-
-def visible(text: str, limit: int = LONGEST_TEXT) -> str:
-    """Text that a browser shows as it is: control characters as symbols, progress bars at their last state, cut."""
-    text = "\n".join(line.removesuffix("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
-    if len(text) > limit:
-        text = f"{text[:limit]}\n[cut here; {len(text) - limit:,} more characters are in the notebook file]"
-    # C0 controls (but tab, newline and escape, which ANSI colours need) as their Unicode pictures.
-    return re.sub(r"[\x00-\x08\x0b-\x1a\x1c-\x1f]", lambda m: chr(0x2400 + ord(m.group())), text)
 
 
 def preformatted(text: str, kind: str = "text", label: str = "Output") -> Markup:
@@ -126,8 +123,8 @@ def _markdown(source: str, *, first: bool) -> Markup:
         target = str(link.get("href", ""))
         if target.endswith(".ipynb") and "/" not in target:
             link["href"] = target.removesuffix(".ipynb") + ".html"
-        elif re.match(r"[a-z]+:", target):
-            link.unwrap()  # a page of ours refers to nothing outside
+        else:
+            link.unwrap()  # a page of ours refers to nothing but its siblings
     return Markup(str(soup))
 
 
@@ -163,6 +160,10 @@ def _data(output: Mapping[str, Any], title: str, stem: str, files: dict[str, byt
     for mime, suffix in (("image/svg+xml", "svg"), ("image/png", "png"), ("image/jpeg", "jpg")):
         if mime in data:
             content = "".join(data[mime])
+            if suffix == "svg" and _ACTIVE_SVG.search(content):
+                return preformatted(
+                    "[a picture that brings a script or refers outside itself is not shown]", "error", stem
+                )
             try:
                 files[f"{stem}.{suffix}"] = content.encode() if suffix == "svg" else base64.b64decode(content)
             except (binascii.Error, ValueError):
@@ -214,11 +215,3 @@ def _table(html: Markup, stem: str) -> Markup:
     return Markup('<div class="output html scroll" tabindex="0" role="group" aria-label="{}">{}</div>').format(
         f"Result {stem}", Markup(str(soup))
     )
-
-
-def one_line(text: str, limit: int = 160) -> Markup:
-    """Untrusted text inside a sentence or a table cell: one line, isolated, cut."""
-    shown = visible(text, 1_000_000).replace("\n", "⏎").replace("\x1b", "␛")
-    if len(shown) > limit:
-        shown = shown[:limit] + "…"
-    return Markup("<bdi>{}</bdi>").format(escape(shown))

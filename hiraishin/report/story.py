@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hiraishin.report.facts import Book, Fact, format_number, ratio
-from hiraishin.report.pages import visible
+from hiraishin.report.text import bdi
 
 SUMMARY = (
     ("replay.first_differing_width", ("stock", "patched"), "min"),
@@ -97,7 +97,7 @@ class Story:
     @cached_property
     def synthetic(self) -> bool:
         """Whether the weights are random (a synthetic shape)."""
-        return "synthetic" in str(self._replay_inputs.get("model", "")).lower()
+        return bool(self._replay_inputs.get("synthetic"))
 
     def _fact(self, id: str, build: str | None = None, how: str = "", **params: Any) -> Fact | None:
         if self.quant and any("quant" in c.params for c in self.book.find(id, build)):
@@ -322,36 +322,71 @@ class Story:
         }
 
     @cached_property
-    def speeds(self) -> list[dict[str, Any]]:
-        """Exactness, acceptance and speed by build and drafter."""
+    def evaluation(self) -> list[dict[str, Any]]:
+        """The evaluation by drafter on the patched build, largest first: prompts, identical, and the same on stock."""
         rows = []
-        keys = sorted(
-            {(str(c.params.get("drafter", "")), c.build) for c in self.book.find("speculative.tokens_per_second")},
-            key=lambda k: (k[0], k[1] != "stock"),
-        )
-        for drafter, build in keys:
-            params = {"drafter": drafter} if drafter else {}
-            spec = self.book.fact("speculative.tokens_per_second", build, "max", **params)
-            plain = self.book.fact("plain.tokens_per_second", build, "max", **params) or self.book.fact(
-                "plain.tokens_per_second", build, "max"
-            )
-            identical = self.book.fact("evaluate.identical", build, "min", **params)
-            prompts = self.book.fact("evaluate.prompts", build, "max", **params)
-            acceptance = self.book.fact("speculative.acceptance", build, "max", **params)
-            gain = ratio(spec, plain) if spec and plain else None
+        for claim in sorted(self.book.find("evaluate.prompts", "patched"), key=lambda c: -(c.value or 0)):
+            same = self.book.fact("evaluate.identical", "patched", "min", **claim.params)
+            stock = self.book.fact("evaluate.identical", "stock", "min", **claim.params)
+            if same is not None and claim.value:
+                rows.append(
+                    {
+                        "drafter": str(claim.params.get("drafter") or "the default drafter"),
+                        "prompts": Fact(claim.value, claim.unit, (claim,)),
+                        "identical": same,
+                        "stock": stock,
+                        "all": same.value == claim.value,
+                    }
+                )
+        return rows
+
+    @cached_property
+    def speeds(self) -> list[dict[str, Any]]:
+        """Exactness, acceptance and speed by drafter and build, for every evaluation."""
+        rows = []
+        found = [
+            c
+            for c in self.book.find("speculative.tokens_per_second")
+            if c.value is not None and str(c.params.get("matrix", "evaluation")).startswith("evaluation")
+        ]
+        for c in sorted(
+            found, key=lambda c: (str(c.params.get("matrix")), str(c.params.get("drafter")), c.build != "stock")
+        ):
+            spec = Fact(c.value, c.unit, (c,))
+            plain = self.book.fact("plain.tokens_per_second", c.build, "max")
+            identical = self.book.fact("evaluate.identical", c.build, "min", **c.params)
+            prompts = self.book.fact("evaluate.prompts", c.build, "max", **c.params)
+            acceptance = self.book.fact("speculative.acceptance", c.build, "max", **c.params)
+            cycle = self.book.fact("speculative.tokens_per_cycle", c.build, "max", **c.params)
+            gain = ratio(spec, plain) if plain else None
             rows.append(
                 {
-                    "build": build,
-                    "drafter": drafter or "default",
+                    "build": c.build,
+                    "drafter": str(c.params.get("drafter") or "default"),
                     "identical": Markup("{} of {}").format(identical, prompts) if identical and prompts else "",
-                    "acceptance": acceptance.percent(1) if acceptance else "",
-                    "tokens": self.book.fact("speculative.tokens_per_cycle", build, "max", **params) or "",
-                    "speculative": spec.plain() if spec else "",
+                    "acceptance": acceptance.percent(1) if acceptance and acceptance.value is not None else "",
+                    "tokens": cycle if cycle is not None else "",
+                    "speculative": spec.plain(),
                     "plain": plain.plain() if plain else "",
                     "ratio": gain.times() if gain else "",
                 }
             )
         return rows
+
+    @cached_property
+    def best_gain(self) -> dict[str, Any] | None:
+        """Exact speculation over plain decoding, where it is best: the ratio and its drafter."""
+        plain = self.book.fact("plain.tokens_per_second", "patched", "max")
+        found = [
+            c
+            for c in self.book.find("speculative.tokens_per_second", "patched")
+            if c.value is not None and str(c.params.get("matrix", "")).startswith("evaluation")
+        ]
+        if plain is None or not found:
+            return None
+        best = max(found, key=lambda c: c.value)
+        gain = ratio(Fact(best.value, best.unit, (best,)), plain)
+        return None if gain is None else {"gain": gain, "drafter": str(best.params.get("drafter"))}
 
     # Tables ---------------------------------------------------------------------------------------------------
 
@@ -496,11 +531,6 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([n])
     return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
-
-
-def bdi(text: str) -> Markup:
-    """Untrusted text, isolated, on as many lines as it has."""
-    return Markup("<bdi>{}</bdi>").format(visible(text, 4000).replace("\x1b", "␛"))
 
 
 def _cut(text: str) -> str:
