@@ -182,8 +182,6 @@ def _notebook_pages(
 ) -> None:
     from markupsafe import Markup
 
-    from hiraishin.report import pages
-
     folder = stage / "notebooks"
     folder.mkdir(exist_ok=True)
     drawn = {
@@ -191,6 +189,8 @@ def _notebook_pages(
         for path in sorted((stage / "figures").glob("*.svg"))
     }
     for index, nb in enumerate(executed):
+        from hiraishin.report import pages  # brings nbconvert, which takes seconds: only when there is a notebook
+
         page = pages.NotebookPage(nb.title, [], {})
         download = False
         if nb.path is not None and nb.path.exists():
