@@ -14,7 +14,8 @@ from hiraishin.drafters import make_drafter
 from hiraishin.errors import UserError
 from hiraishin.evaluate import Bench, cycle_table, evaluate_prompt, example_cycle, unit_name, unit_params
 from hiraishin.forks import RowWatch, control_row, first_difference, fork_record, record_plain
-from hiraishin.profile import RunMatrix
+from hiraishin.profile import RunMatrix, list_profiles, load_profile
+from hiraishin.prompts import load_prompts, select
 from hiraishin.results import Store, Unit
 from hiraishin.speculative import Drafter, Run, generate
 
@@ -388,3 +389,18 @@ def test_first_difference_of_texts() -> None:
     ]
     find: Callable[[bytes, bytes], int | None] = first_difference
     assert [find(a, b) for a, b, _ in cases] == [want for _, _, want in cases]
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_the_run_matrices_of_the_shipped_profiles_name_prompts_that_exist(name: str) -> None:
+    for plan in load_profile(name).runs:
+        prompts = select(load_prompts(plan.prompt_set), plan.prompts, limit_per_category=plan.limit_per_category)
+        runs = [u for u in unit_params(plan.model_dump()) if u[0] == "speculative"]
+        assert len({unit_name(*u) for u in runs}) == len(runs) > 0
+        expected = {"matrix24": 24, "matrix208": 208, "prefill24": 24}.get(plan.name)
+        if expected is not None:
+            assert len(prompts) * len(runs) * len(plan.quants or [""]) == expected * plan.repeats
+        if plan.name == "evaluation":
+            assert len(prompts) == 45
+        if plan.name == "evaluation-model":
+            assert len(prompts) == 15
