@@ -6,7 +6,7 @@ classes that give the same bits, one localized width a class, a noise floor, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,14 @@ from hiraishin.worker import Worker
 EXACT, DIFFERS, UNKNOWN = 0, 1, 2
 """Exit codes: every row equal; some row differs; could not tell."""
 
-LOGIC_FACTOR = 4.0
-"""How far past the measured noise floor a difference must be to look like a logic error rather than rounding."""
+LOGIC_FACTOR = 8.0
+"""How far past the measured noise floor a row's difference must be to look like a logic error rather than rounding."""
+
+LOGIC_SHARE = 0.02
+"""How far an operation's output may move, rms over rms, when its inputs were equal to the bit, and still be rounding.
+
+A wrong position, mask or state starts at an operation too (the rotation, the attention), but moves its output by a
+good part of its size. ``docs/localizer.md`` has what both were measured to be."""
 
 Echo = Callable[[str], None]
 
@@ -107,16 +113,22 @@ def spell_classes(classes: list[list[int]]) -> str:
     return " ".join("{" + spell(c) + "}" for c in classes)
 
 
-def judge_nature(rms: list[float | None], floor: dict[str, Any], flips: list[tuple[float, float | None]]) -> str:
+def judge_nature(
+    rms: list[float | None],
+    floor: dict[str, Any],
+    flips: list[tuple[float, float | None]],
+    shares: Sequence[float] = (),
+) -> str:
     """Rounding or a logic error, from the size of what moved.
 
     Args:
         rms: root mean square difference of each row that differs (``None``: not finite).
         floor: what a known reordering of sums moves (:func:`hiraishin.replay.reorder_floor`).
         flips: (margin, largest difference of that row) of each flip.
+        shares: relative size of the difference at each operation that starts one (``relative`` of a localized pass).
 
     Returns:
-        ``"none"``, ``"rounding"``, ``"logic"`` or ``"unknown"`` (the floor is zero, so nothing to compare with).
+        ``"none"``, ``"rounding"``, ``"logic"`` or ``"unknown"`` (no floor and no operation to judge by).
     """
     if not rms:
         return "none"
@@ -125,10 +137,12 @@ def judge_nature(rms: list[float | None], floor: dict[str, Any], flips: list[tup
     # Both logits of a pair can move, towards each other, so a margin of twice the difference can still flip.
     if any(largest is not None and margin > 2 * largest for margin, largest in flips):
         return "logic"
-    if not floor.get("rms_max"):
-        return "unknown"
+    if any(share > LOGIC_SHARE for share in shares):
+        return "logic"
     worst = max(value for value in rms if value is not None)
-    return "logic" if worst > LOGIC_FACTOR * floor["rms_max"] else "rounding"
+    if floor.get("rms_max") and worst > LOGIC_FACTOR * floor["rms_max"]:
+        return "logic"
+    return "rounding" if floor.get("rms_max") or len(shares) else "unknown"
 
 
 def _build(options: AuditOptions) -> tuple[Build, int]:
@@ -190,7 +204,9 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
         if options.predict:
             from hiraishin.dispatch import predict
 
-            report.prediction = predict(worker, model, settings, len(tokens), options.tokens, list(options.widths))
+            report.prediction = predict(
+                worker, model, settings, len(tokens), options.tokens, list(options.widths), switch=switch
+            )
         traced = _replays(worker, model, settings, switch, tokens, options, report, echo)
         _floor(worker, model, settings, tokens, traced, report, echo)
         _localize(worker, model, settings, switch, tokens, options, report, echo)
@@ -200,7 +216,10 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
 
         report.causes = explain(options, build, model, tokens, switch, report, echo)
     if report.prediction:
-        report.prediction["right"] = report.prediction.get("classes") == report.classes
+        from hiraishin.dispatch import score
+
+        firsts = {e["width"]: e["first_differing_kv"] for e in report.widths}
+        report.prediction["score"] = score(report.prediction, report.classes, firsts)
     return report
 
 
@@ -252,7 +271,12 @@ def _replays(
                 for k in ("positions", "differing", "first_differing", "first_differing_kv", "max_abs_diff", "flips")
             }
             entry |= {"width": width, "rerun_differing": record["rerun_differing"]}
-            entry["rms"] = [table["rms_diff"][i] for i, d in enumerate(table["differing"]) if d]
+            moved = [i for i, d in enumerate(table["differing"]) if d]
+            entry["rms"] = [table["rms_diff"][i] for i in moved]
+            # None (not finite) is worse than any number.
+            entry["worst"] = max(
+                moved, key=lambda i: (table["rms_diff"][i] is None, table["rms_diff"][i] or 0), default=None
+            )
             entry["flip_list"] = [
                 [table["margin"][i], table["max_abs_diff"][i]] for i, f in enumerate(table["flip"]) if f
             ]
@@ -320,33 +344,55 @@ def _localize(
     changed = 0
     for width in dict.fromkeys(t for t in targets if t is not None):
         echo(f"watching the operations of a pass of {width} tokens")
-        for event in worker.call(
-            "hiraishin.localize:measure",
-            model_path=str(model.path),
-            settings=settings,
-            switch=switch,
-            parts_off=0,
-            prompt=prompt,
-            tokens=options.tokens,
-            width=width,
-        ):
-            if event.get("kind") != "localize":
-                continue
-            record = event["record"]
-            changed += record["watching_changed_rows"]
-            origins = record["origins"]
-            kinds = sorted({(o["op"], o["weight_type"], o["switch"]) for o in origins})
-            report.operations.append(
-                {
-                    "width": width,
-                    "kv_position": record["kv_position"],
-                    "operations": record["operations"],
-                    "first": origins[0] if origins else None,
-                    "origins": len(origins),
-                    "kinds": [{"op": op, "weight_type": kind, "switch": switch_} for op, kind, switch_ in kinds],
-                }
-            )
+        first = _watched(worker, model, settings, switch, prompt, options, width, None)
+        report.operations.append(first)
+        changed += first["watching_changed_rows"]
+        # Where the rows move most may be another pass, for another reason.
+        worst = wrong[width]["worst"] // width * width if width in wrong else first["position"]
+        if worst != first["position"] and worst + width <= options.tokens:
+            again = _watched(worker, model, settings, switch, prompt, options, width, worst)
+            first["worst_pass"] = again
+            changed += again["watching_changed_rows"]
     report.controls["watching_changed_rows"] = changed
+
+
+def _watched(
+    worker: Worker,
+    model: ModelFile,
+    settings: dict[str, Any],
+    switch: int,
+    prompt: list[int],
+    options: AuditOptions,
+    width: int,
+    start: int | None,
+) -> dict[str, Any]:
+    """One pass, watched: its first origin, how many there are, their kinds, and the largest relative size of one."""
+    for event in worker.call(
+        "hiraishin.localize:measure",
+        model_path=str(model.path),
+        settings=settings,
+        switch=switch,
+        parts_off=0,
+        prompt=prompt,
+        tokens=options.tokens,
+        width=width,
+        start=start,
+    ):
+        if event.get("kind") == "localize":
+            record: dict[str, Any] = event["record"]
+    origins = record["origins"]
+    kinds = sorted({(o["op"], o["weight_type"], o["switch"]) for o in origins})
+    return {
+        "width": width,
+        "position": record["position"],
+        "kv_position": record["kv_position"],
+        "operations": record["operations"],
+        "watching_changed_rows": record["watching_changed_rows"],
+        "first": origins[0] if origins else None,
+        "origins": len(origins),
+        "largest_share": max((o["relative"] for o in origins if o["relative"] is not None), default=None),
+        "kinds": [{"op": op, "weight_type": kind, "switch": switch_} for op, kind, switch_ in kinds],
+    }
 
 
 def _verdict(report: AuditReport, options: AuditOptions) -> None:
@@ -359,7 +405,9 @@ def _verdict(report: AuditReport, options: AuditOptions) -> None:
     wrong = [e for e in report.widths if e["differing"]]
     rms = [value for e in wrong for value in e["rms"]]
     flips = [(m, d) for e in wrong for m, d in e["flip_list"]]
-    report.nature = judge_nature(rms, report.floor, flips)
+    watched = [*report.operations, *(o["worst_pass"] for o in report.operations if "worst_pass" in o)]
+    shares = [o["largest_share"] for o in watched if o["largest_share"] is not None]
+    report.nature = judge_nature(rms, report.floor, flips, shares)
     if noise:
         report.exit_code = UNKNOWN
         report.verdict = (

@@ -11,7 +11,7 @@ _HEAD = ("width", "rows", "differ", "first at KV", "largest", "flips", "twice th
 
 
 def _rows(report: AuditReport) -> list[tuple[str, ...]]:
-    out = []
+    out: list[tuple[str, ...]] = []
     for e in report.widths:
         kv = e["first_differing_kv"]
         place = "" if kv is None else f"{kv}{' (a multiple of 256)' if kv % 256 == 0 and kv else ''}"
@@ -60,11 +60,13 @@ def _facts(report: AuditReport) -> list[tuple[str, str]]:
             kinds = "; ".join(
                 f"{k['op']} {k['weight_type']}{' (' + k['switch'] + ')' if k['switch'] else ''}" for k in o["kinds"]
             )
+            of = f"{first['op']} of {first['weight'] or 'no weight'} {first['weight_type']} in {first['backend']}"
+            switch = f"; {first['switch']}" if first["switch"] else ""
+            share = "" if o["largest_share"] is None else f", outputs moved by {o['largest_share']:.1e} of their size"
             facts.append(
                 (
                     f"width {o['width']}, first operation that differs",
-                    f"{first['tensor']}: {first['op']} of {first['weight'] or 'no weight'} {first['weight_type']} in {first['backend']}"
-                    f"{'; ' + first['switch'] if first['switch'] else ''}; {o['origins']} origin(s) in all: {kinds}",
+                    f"{first['tensor']}: {of}{switch}; {o['origins']} origin(s) in all{share}: {kinds}",
                 )
             )
         else:
@@ -72,9 +74,22 @@ def _facts(report: AuditReport) -> list[tuple[str, str]]:
     facts.extend((f"cause: {cause['control']}", cause["finding"]) for cause in report.causes)
     if report.prediction:
         p = report.prediction
-        facts.append(("predicted", f"{spell_classes(p['classes'])}: {'right' if p.get('right') else 'wrong'}"))
+        facts.append(("predicted", _prediction(p)))
     facts.append(("libraries", ", ".join(f"{n} {h[:12]}" for n, h in sorted(a["libraries"].items()))))
     return facts
+
+
+def _prediction(p: dict[str, Any]) -> str:
+    if not p["classes"]:
+        return "; ".join(p["why"])
+    found = p["score"]
+    right = {
+        "width classes": found["classes_right"],
+        "which widths are exact": found["exact_widths_right"],
+        "first width that differs": found["first_width_right"],
+    }
+    verdicts = ", ".join(f"{name} {'right' if ok else 'wrong'}" for name, ok in right.items())
+    return f"{spell_classes(p['classes'])}: {verdicts}; because {'; '.join(p['why'])}"
 
 
 def to_markdown(report: AuditReport) -> str:
@@ -93,7 +108,8 @@ def to_html(report: AuditReport) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<title>hiraishin audit</title><style>body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
-        "color-scheme:light dark}table{border-collapse:collapse}td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid}"
+        "color-scheme:light dark}table{border-collapse:collapse}"
+        "td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid}"
         "dt{font-weight:600;margin-top:.6rem}dd{margin:0}</style>"
         f"<main><h1>{html.escape(report.verdict)}</h1><table><thead><tr>{''.join(f'<th>{h}</th>' for h in _HEAD)}</tr></thead>"
         f"<tbody>{rows}</tbody></table><dl>{facts}</dl></main></html>\n"

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from hiraishin.dispatch import kernel_switch
 from hiraishin.errors import UserError
-from hiraishin.llama import SWITCH_OFF, Session, get_model, set_switch
-from hiraishin.replay import differing_rows, record_trace
+from hiraishin.llama import SWITCH_OFF, Logits, Session, get_model, set_switch
+from hiraishin.replay import Trace, differing_rows, record_trace
 from hiraishin.watch import Node, Watch
 
 _LAYER = re.compile(r"-(\d+)(?:\s|$|\()")
@@ -35,6 +35,9 @@ class Compared:
     max_abs_diff: float | None
     first_element: int | None
     known: bool
+    relative: float | None = None
+    """Where it is an origin: rms of the difference over rms of the lone token's values, the worst token's; ``inf`` when
+    not finite."""
 
 
 def _token_axis(lone: Node, batch: Node, tokens: int) -> int | None:
@@ -90,6 +93,7 @@ def compare_passes(lone: list[list[Node]], batch: list[list[Node]], widths: list
         differing, origin = np.zeros(total, np.bool_), np.zeros(total, np.bool_)
         largest: float | None = 0.0
         first: int | None = None
+        relative: float | None = None
         known = True
         for part, width in enumerate(widths):
             node = batch[part][index]
@@ -118,10 +122,15 @@ def compare_passes(lone: list[list[Node]], batch: list[list[Node]], widths: list
             )
             state[part][node.root] = here | previous
             if here.any() and node.bits is not None:
-                diff, element = _largest(node, [lone[t][index] for t in range(starts[part], starts[part + 1])], width)
+                singles = [lone[t][index] for t in range(starts[part], starts[part + 1])]
+                diff, element, share = _sizes(node, singles, origin[starts[part] : starts[part + 1]])
                 largest = None if diff is None or largest is None else max(largest, diff)
                 first = element if first is None else first
-        out.append(Compared(index, batch[0][index], differing.tolist(), origin.tolist(), largest, first, known))
+                if share is not None:
+                    relative = share if relative is None else max(relative, share)
+        out.append(
+            Compared(index, batch[0][index], differing.tolist(), origin.tolist(), largest, first, known, relative)
+        )
     return out
 
 
@@ -150,22 +159,30 @@ def _compare_part(node: Node, lone: list[Node], differing: npt.NDArray[np.bool_]
     return known
 
 
-def _largest(node: Node, lone: list[Node], width: int) -> tuple[float | None, int | None]:
-    largest, element = 0.0, None
-    for pair in _slices(node, lone):
+def _sizes(
+    node: Node, lone: list[Node], origin: npt.NDArray[np.bool_]
+) -> tuple[float | None, int | None, float | None]:
+    """Largest difference (``None``: not finite), first element that differs, relative size at the worst origin."""
+    largest: float | None = 0.0
+    element: int | None = None
+    relative: float | None = None
+    for offset, pair in enumerate(_slices(node, lone)):
         if pair is None or np.array_equal(pair[0], pair[1]):
             continue
         where = np.flatnonzero(pair[0].ravel() != pair[1].ravel())
         element = int(where[0]) if element is None else element
         a, b = _floats(np.ascontiguousarray(pair[0]), node.type), _floats(np.ascontiguousarray(pair[1]), node.type)
         if a is None or b is None:
-            return None, element
-        with np.errstate(invalid="ignore"):
+            largest = None
+            continue
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             value = float(np.max(np.abs(a - b)))
-        if not np.isfinite(value):
-            return None, element
-        largest = max(largest, value)
-    return largest, element
+            share = float(np.sqrt(np.mean((a - b) ** 2)) / np.sqrt(np.mean(b**2)))
+        largest = None if largest is None or not np.isfinite(value) else max(largest, value)
+        if origin[offset]:
+            share = share if np.isfinite(share) else float("inf")
+            relative = share if relative is None else max(relative, share)
+    return largest, element, relative
 
 
 def table_of(compared: list[Compared], width: int, settings: dict[str, Any]) -> dict[str, list[Any]]:
@@ -187,6 +204,7 @@ def table_of(compared: list[Compared], width: int, settings: dict[str, Any]) -> 
             "verdict",
             "max_abs_diff",
             "first_element",
+            "relative",
         )
     }
     for item in compared:
@@ -208,6 +226,8 @@ def table_of(compared: list[Compared], width: int, settings: dict[str, Any]) -> 
             verdict,
             item.max_abs_diff,
             item.first_element,
+            # JSON has no infinity; a share past any limit says the same.
+            None if item.relative is None else min(item.relative, 1e30),
         )
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
@@ -223,8 +243,15 @@ def measure(
     prompt: list[int],
     tokens: int,
     width: int,
+    start: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Child: find the first pass of ``width`` tokens with a differing row, watch it, and yield one localize event."""
+    """Child: watch one pass of ``width`` tokens and yield one localize event.
+
+    It is the pass that begins at position ``start``, or without one the first pass with a differing row.
+
+    Raises:
+        UserError: the trace is shorter than the pass, or ``start`` is where no full pass begins.
+    """
     model = get_model(
         model_path, gpu_layers=settings.get("gpu_layers", 0), extra_bufts=settings.get("extra_bufts", True)
     )
@@ -239,7 +266,7 @@ def measure(
         cb_eval=watch.callback,
     ) as session:
         trace = record_trace(session, prompt, tokens, switch=switch, parts_off=parts_off)
-        start, unwatched = _first_differing_pass(session, trace, width)
+        start, unwatched = _find_pass(session, trace, width, start)
         piece = trace.tokens[start : start + width]
         position = trace.n_prompt + start
         session.rollback(position)
@@ -257,7 +284,18 @@ def measure(
     origins = [
         {
             key: columns[key][i]
-            for key in ("index", "layer", "tensor", "op", "weight", "weight_type", "backend", "switch", "max_abs_diff")
+            for key in (
+                "index",
+                "layer",
+                "tensor",
+                "op",
+                "weight",
+                "weight_type",
+                "backend",
+                "switch",
+                "max_abs_diff",
+                "relative",
+            )
         }
         for i, verdict in enumerate(columns["verdict"])
         if verdict == "origin"
@@ -279,18 +317,23 @@ def measure(
     yield {"kind": "localize", "width": width, "record": record, "table": columns}
 
 
-def _first_differing_pass(session: Session, trace: Any, width: int) -> tuple[int, Any]:
-    """Start of the first full pass with a differing row (of the first pass if none differs), and its rows unwatched."""
+def _find_pass(session: Session, trace: Trace, width: int, wanted: int | None) -> tuple[int, Logits]:
+    """Start of the pass to watch, and its rows unwatched.
+
+    Without a ``wanted`` start: the first full pass with a differing row, or the first pass if none differs.
+    """
     session.rollback(trace.n_prompt)
-    first: tuple[int, Any] | None = None
+    first: tuple[int, Logits] | None = None
     for start in range(0, len(trace.tokens) - width + 1, width):
         logits = session.decode(trace.tokens[start : start + width])
-        if first is None:
+        if first is None and wanted is None:
             first = (start, logits.copy())
-        if differing_rows(logits, trace.rows[start : start + width]).any():
+        if start == wanted:
+            return start, logits.copy()
+        if wanted is None and differing_rows(logits, trace.rows[start : start + width]).any():
             return start, logits.copy()
     if first is None:
-        raise UserError(f"the trace has {len(trace.tokens)} tokens, fewer than the width of {width}")
+        raise UserError(f"a trace of {len(trace.tokens)} tokens has no full pass of {width} tokens to watch")
     return first
 
 

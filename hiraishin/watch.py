@@ -1,8 +1,8 @@
 """Watch the operations of a pass: an eval callback that copies what each operation wrote.
 
-llama.cpp's scheduler asks the callback about every node and then runs the graph in pieces, so operations that the
-backend would fuse are seen apart. Whether that changes the logits is a control of every use (see
-:mod:`hiraishin.localize`).
+llama.cpp's scheduler asks the callback about every node and then runs the graph in pieces that end where it was told to
+stop, so operations that the backend would fuse run apart. What the CPU backend fuses is left in one piece; whether
+watching changed the logits all the same is a control of every use (see :mod:`hiraishin.localize`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from hiraishin.errors import UserError
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """Operations that compute nothing: their value is their source's."""
 
+FUSED_OPS = frozenset({"RMS_NORM"})
+"""Operations that the CPU backend fuses with the multiplication after them, in the same loop. Between the two there would
+be another rounding, so nobody looks there: the pair stays in one piece, and the norm's value is not known."""
+
 _DTYPES: dict[str, tuple[Any, int]] = {
     "f32": (np.uint32, 4),
     "f16": (np.uint16, 2),
@@ -33,8 +37,8 @@ class Node:
     """One operation that ran: what it is, what it read, and the bits it wrote.
 
     ``bits`` is an unsigned integer array in ggml's order, ``[ne3, ne2, ne1, ne0]``; ``None`` for types whose rows
-    are not plain numbers (a quantized cache). ``sources`` are the addresses of the tensors it read, followed
-    through views to the tensor that holds the data.
+    are not plain numbers (a quantized cache) and for operations fused with the next. ``sources`` are the addresses of
+    the tensors it read, followed through views to the tensor that holds the data.
     """
 
     name: str
@@ -99,14 +103,18 @@ class Watch:
             address = int(ctypes.cast(pointer, ctypes.c_void_p).value or 0)
             tensor = GGMLTensor.from_address(address)
             op = self._base.ggml_op_name(tensor.op).decode()
-            if ask:
+            if not ask:
+                self._collect(address, tensor, op)
+            elif op in FUSED_OPS:
+                self._collect(address, tensor, op, seen=False)
+                return False
+            else:
                 return op not in VIEW_OPS
-            self._collect(address, tensor, op)
         except Exception as error:
             self.problem = self.problem or f"{type(error).__name__}: {error}"
         return True
 
-    def _collect(self, address: int, tensor: GGMLTensor, op: str) -> None:
+    def _collect(self, address: int, tensor: GGMLTensor, op: str, *, seen: bool = True) -> None:
         name = tensor.name.decode(errors="replace")
         if self._first is None or name == self._first:
             self._first = name
@@ -127,7 +135,7 @@ class Watch:
                 weight=weight.name.decode(errors="replace") if is_weight and weight is not None else "",
                 weight_type=self._base.ggml_type_name(weight.type).decode() if weight is not None else "",
                 buffer=self._buffer(weight) if weight is not None else "",
-                bits=self._bits(address, tensor, kind),
+                bits=self._bits(address, tensor, kind) if seen else None,
             )
         )
 
