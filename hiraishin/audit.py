@@ -34,7 +34,10 @@ Echo = Callable[[str], None]
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What to audit. ``lib`` is any llama.cpp build's library folder; else ``build`` names one of ours."""
+    """What to audit. ``lib`` is any llama.cpp build's library folder; else ``build`` names one of ours.
+
+    A build whose description lists patches is audited with its switch on.
+    """
 
     lib: Path | None = None
     build: str = "stock"
@@ -50,6 +53,8 @@ class AuditOptions:
     gpu_layers: int = 0
     explain: bool = False
     predict: bool = False
+    prompt_tokens: int | None = None
+    """Take only the first so many tokens of the prompt, so that the trace starts at a chosen KV position."""
 
     def settings(self) -> dict[str, Any]:
         """How the contexts are made."""
@@ -147,7 +152,8 @@ def judge_nature(
 
 def _build(options: AuditOptions) -> tuple[Build, int]:
     if options.lib is not None:
-        return describe_library(options.lib), 0
+        build = describe_library(options.lib)
+        return build, 16 if build.description.get("patches") else 0
     if options.build not in ("stock", "patched"):
         raise UserError(f"there is no build {options.build!r}", "stock or patched; or --lib with a folder.")
     build = find_build(options.build)
@@ -194,7 +200,7 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
     settings = options.settings()
     with Worker(build) as worker:
         reply = worker.result("hiraishin.llama:tokenize_prompts", model_path=str(model.path), texts=[chosen.text])
-        tokens: list[int] = reply["tokens"][0]
+        tokens: list[int] = reply["tokens"][0][: options.prompt_tokens]
         if reply["n_ctx_train"] and len(tokens) + options.tokens > reply["n_ctx_train"]:
             raise UserError(
                 f"prompt and tokens do not fit in the model's context of {reply['n_ctx_train']}", "Use --tokens."

@@ -16,11 +16,13 @@ _CONTROLS: tuple[tuple[str, dict[str, Any], dict[str, str]], ...] = (
     ("one thread", {"threads": 1}, {}),
     ("quantized KV cache", {"kv_type": "q8_0"}, {}),
     ("flash attention off", {"flash_attn": False, "kv_type": "f16"}, {}),
+    ("flash attention on", {"flash_attn": True}, {}),
 )
 _CUDA: tuple[tuple[str, dict[str, Any], dict[str, str]], ...] = (
     ("CUDA graphs off", {}, {"GGML_CUDA_DISABLE_GRAPHS": "1"}),
     ("CUDA fusion off", {}, {"GGML_CUDA_DISABLE_FUSION": "1"}),
     ("flash attention off", {"flash_attn": False, "kv_type": "f16"}, {}),
+    ("flash attention on", {"flash_attn": True}, {}),
 )
 
 
@@ -35,7 +37,7 @@ def explain(
     """
     wrong = {e["width"]: e["differing"] for e in report.widths if e["differing"]}
     widths = sorted({next(w for w in c if w in wrong) for c in report.classes if any(w in wrong for w in c)})
-    found = []
+    found: list[dict[str, Any]] = []
     controls = [(*c, switch) for c in (_CUDA if build.backend == "cuda" else _CONTROLS)]
     if build.description.get("patches"):
         controls.append(("serial mode", {}, {}, -1))
