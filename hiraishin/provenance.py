@@ -28,6 +28,7 @@ _NEUTRAL = {
     "errors",
     "paths",
     "results",
+    "bundle",
     "provenance",
     "profile",
     "worker",

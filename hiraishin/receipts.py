@@ -17,7 +17,7 @@ MAX_BYTES = 16 << 20
 def import_receipt(folder: Path, *, into: Path | None = None) -> Path:
     """Check a receipt folder and copy its sound units into ``data/receipts``.
 
-    Every unit must pass its own checksum; only manifests, their tables, ``receipt.json`` and ``raw/*.log`` are
+    Every file must pass its checksum; only the files that ``receipt.json`` names, itself, and ``raw/*.log`` are
     taken, so nothing that could run comes along.
 
     Args:
@@ -45,12 +45,8 @@ def import_receipt(folder: Path, *, into: Path | None = None) -> Path:
         raise UserError(f"a receipt named {name} is there already", "Rename the folder and import it again.")
     target.mkdir(parents=True)
     (target / "receipt.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    for result in receipt.results:
-        manifest = folder / result.kind / f"{result.key}.json"
-        (target / result.kind).mkdir(exist_ok=True)
-        shutil.copyfile(manifest, target / result.kind / manifest.name)
-        for table in (folder / result.kind).glob(f"{result.key}-*.parquet"):
-            shutil.copyfile(table, target / result.kind / table.name)
+    for name in about["sha256"]:
+        shutil.copyfile(folder / name, target / name)
     for log in (folder / "raw").glob("*.log"):
         (target / "raw").mkdir(exist_ok=True)
         shutil.copyfile(log, target / "raw" / log.name)

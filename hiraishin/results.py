@@ -260,21 +260,11 @@ def load_receipt(folder: Path) -> ResultSet:
     """A receipt folder as a result set.
 
     Raises:
-        UserError: ``receipt.json`` is missing or unreadable, or a stored unit fails its checksum.
+        UserError: no receipt, of another schema, or a file fails its checksum.
     """
-    try:
-        about = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder} is no receipt: receipt.json: {error}", "Export one with `hiraishin run --out`."
-        ) from error
-    store = Store(folder)
-    results = store.all()
-    if store.problems:
-        raise UserError(
-            f"the receipt {folder.name} is damaged: {store.problems[0]}", "Import it again from its sender."
-        )
-    return ResultSet(None, about.get("machine", {}), results, name=folder.name)
+    from hiraishin.bundle import read_bundle
+
+    return read_bundle(folder)
 
 
 def receipts(root: Path) -> Iterable[ResultSet]:

@@ -260,22 +260,12 @@ def replay_profile(
     return profile.model_copy(update={"replay": [matrix], "price": [], "runs": [], "localize": []})
 
 
-def export(results: ResultSet, folder: Path) -> None:
-    """Write a result set as a receipt: a folder that is a store of its own plus ``receipt.json``.
+def export(results: ResultSet, folder: Path, *, note: str = "") -> None:
+    """Write a result set as a receipt (see :mod:`hiraishin.bundle`).
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or there is nothing to write.
     """
-    import json
-    from datetime import UTC, datetime
+    from hiraishin.bundle import write_bundle
 
-    target = Store(folder)
-    for result in results.results:
-        target.put(result.unit, result.record, result.table, result.provenance)
-    about = {
-        "profile": results.name,
-        "machine": dict(results.machine),
-        "created": datetime.now(UTC).strftime("%Y-%m-%d"),
-        **provenance.commit(),
-    }
-    (folder / "receipt.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_bundle(results, folder, note=note)

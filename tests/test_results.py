@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hiraishin.bundle import write_bundle
 from hiraishin.errors import UserError
-from hiraishin.results import Store, Unit, load_receipt
+from hiraishin.receipts import import_receipt
+from hiraishin.results import ResultSet, Store, Unit, load_receipt
 
 UNIT = Unit("replay", {"build": "stock", "width": 4, "prompt": "p"})
 
@@ -107,15 +109,49 @@ def test_a_file_in_the_way_is_one_clear_line(tmp_path: Path) -> None:
         _put(Store(tmp_path))
 
 
-def test_a_receipt_with_a_damaged_unit_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def _receipt(tmp_path: Path) -> Path:
+    store = Store(tmp_path / "store")
     _put(store)
-    (tmp_path / "receipt.json").write_text(json.dumps({"profile": "p", "machine": {"cpu": "c"}}))
-    assert [r.record["differing"] for r in load_receipt(tmp_path).results] == [3]
-    table = next((tmp_path / "replay").glob("*.parquet"))
-    table.write_bytes(b"")
+    return write_bundle(ResultSet(None, {"cpu": "c"}, store.all(), name="p"), tmp_path / "receipt")
+
+
+def test_a_receipt_holds_records_and_rows(tmp_path: Path) -> None:
+    read = load_receipt(_receipt(tmp_path))
+    assert [r.record["differing"] for r in read.results] == [3]
+    assert read.results[0].key == UNIT.key
+    table = read.results[0].table
+    assert table is not None and table["diff"].tolist() == [0.1, 2e-45]
+
+
+@pytest.mark.parametrize("name", ["units.jsonl", "replay.parquet"])
+def test_a_receipt_with_a_changed_byte_or_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
+    folder = _receipt(tmp_path)
+    blob = bytearray((folder / name).read_bytes())
+    blob[len(blob) // 2] ^= 1
+    (folder / name).write_bytes(bytes(blob))
+    with pytest.raises(UserError, match="does not match its checksum"):
+        load_receipt(folder)
+    (folder / name).unlink()
     with pytest.raises(UserError, match="damaged"):
-        load_receipt(tmp_path)
+        load_receipt(folder)
+
+
+def test_a_receipt_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+    folder = _receipt(tmp_path)
+    head = json.loads((folder / "receipt.json").read_text())
+    head["sha256"]["../store/x"] = "0"
+    (folder / "receipt.json").write_text(json.dumps(head))
+    with pytest.raises(UserError, match="names a file"):
+        load_receipt(folder)
+
+
+def test_importing_a_receipt_takes_only_its_own_files(tmp_path: Path) -> None:
+    folder = _receipt(tmp_path)
+    (folder / "evil.py").write_text("print(1)")
+    added = import_receipt(folder, into=tmp_path / "receipts")
+    assert sorted(p.name for p in added.iterdir()) == ["receipt.json", "replay.parquet", "units.jsonl"]
+    with pytest.raises(UserError, match="there already"):
+        import_receipt(folder, into=tmp_path / "receipts")
 
 
 _JSON = st.recursive(
