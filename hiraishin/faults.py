@@ -141,15 +141,14 @@ class FaultySession(Session):
             self.n_past = begin
             Session.decode(self, tokens, logits="none")
 
-        self._undo = again
         if self.fault == "position":
             native = self.native
             self.native = _LowerLast(native, self._positions)
             try:
-                return super().decode(tokens)
+                rows = super().decode(tokens)
             finally:
                 self.native = native
-        if self.fault == "rollback":
+        elif self.fault == "rollback":
             with _unwatched():
                 super().decode([(tokens[0] + 1) % self.model.n_vocab], logits="none")
             rows = super().decode(tokens)
@@ -158,8 +157,8 @@ class FaultySession(Session):
             rows = super().decode(tokens)
             self.native.llama_set_causal_attn(self._pointer, True)
         else:
-            rows = self._after_another_prompt(tokens)
-        self.n_past = end
+            return self._after_another_prompt(tokens)
+        self.n_past, self._undo = end, again
         return rows
 
     def _after_another_prompt(self, tokens: list[int]) -> Logits:
@@ -175,8 +174,9 @@ class FaultySession(Session):
             self.clear()
             Session.decode(self, self._prompt[:_OTHER_PROMPT], logits="none")
             Session.prefill(self, self._prompt)
-        self._undo = again
-        return Session.decode(self, tokens)
+        rows = Session.decode(self, tokens)
+        self.n_past, self._undo = end, again
+        return rows
 
 
 class _LowerLast:

@@ -96,3 +96,45 @@ def claims_table(results: ResultSet, *ids: str) -> pd.DataFrame:
         if not ids or c.id.startswith(ids)
     ]
     return pd.DataFrame(rows, columns=["claim", "build", "of what", "value", "unit"])
+
+
+def watching_table(results: ResultSet) -> pd.DataFrame:
+    """One row a localized pass: where it was, how many operations ran and differ, and what watching changed."""
+    rows = [
+        {
+            "build": r.unit.inputs["build"],
+            "quant": r.unit.inputs["quant"],
+            "width": r.record["width"],
+            "KV position": r.record["kv_position"],
+            "operations": r.record["operations"],
+            "that differ": r.record["differing_operations"],
+            "logit rows that differ": r.record["differing_rows"],
+            "rows that watching changed": r.record["watching_changed_rows"],
+        }
+        for r in results.of("localize")
+    ]
+    return pd.DataFrame(rows)
+
+
+def origins_table(results: ResultSet) -> pd.DataFrame:
+    """One row a kind of origin: build, quant, width, operation, weight type, switch, how many, the first, the largest share."""
+    rows = [
+        {
+            "build": r.unit.inputs["build"],
+            "quant": r.unit.inputs["quant"],
+            "width": r.record["width"],
+            "operation": origin["op"],
+            "weights": origin["weight_type"],
+            "switch": origin["switch"],
+            "tensor": origin["tensor"],
+            "share": origin.get("relative"),
+        }
+        for r in results.of("localize")
+        for origin in r.record["origins"]
+    ]
+    keys = ["build", "quant", "width", "operation", "weights", "switch"]
+    if not rows:
+        return pd.DataFrame(columns=[*keys, "origins", "first", "largest share"])
+    grouped = pd.DataFrame(rows).groupby(keys, sort=False)
+    named = {"origins": ("tensor", "size"), "first": ("tensor", "first"), "largest share": ("share", "max")}
+    return grouped.agg(**named).reset_index()

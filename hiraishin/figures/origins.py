@@ -13,7 +13,7 @@ from hiraishin.results import ResultSet
 
 ID = "origins"
 TITLE = "Which operation differs first"
-NOTEBOOK = "09_localize"
+NOTEBOOK = "04_localize"
 
 
 def data(results: ResultSet, *, quant: str | None = None) -> Frame:
