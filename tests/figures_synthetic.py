@@ -18,8 +18,8 @@ BASE: dict[str, Any] = {
     "kv_type": "f16",
     "code": "c0de",
 }
-WIDTHS = (2, 3, 4, 5, 8, 9, 12, 16)
-PROMPTS = {"lru-cache": (60, 128), "binary-search": (48, 128), "tides": (52, 128), "long-rewrite": (240, 320)}
+WIDTHS = (2, 4, 9, 16)
+PROMPTS = {"lru-cache": (60, 128), "binary-search": (48, 96), "tides": (52, 64), "long-rewrite": (240, 300)}
 
 
 def result(kind: str, inputs: dict[str, Any], record: dict[str, Any], table: dict[str, Any] | None = None) -> Result:

@@ -161,25 +161,28 @@ def draw(data: Frame, theme: Theme) -> Figure:
     bottom.plot(ticks, np.zeros_like(ticks), "|", color=theme.ink, markersize=12, markeredgewidth=1.4)
     bottom.vlines(0, -0.5, 0.5, color=theme.muted, linestyle=":", linewidth=1.6)
     bottom.text(0, -0.62, "exact sum", ha="center", va="top", color=theme.muted, fontsize=small)
-    looks = [("o", theme.exact), ("s", theme.stock), ("^", theme.third), ("D", theme.fourth)]
-    placed = sorted(zip(steps, row.itertuples(), looks, strict=False), key=lambda p: p[0])
-    for k, (x, r, (marker, colour)) in enumerate(placed):
-        side = "left" if k >= len(placed) / 2 else "right"
-        bottom.plot([x], [0], marker, color=colour, markersize=9, clip_on=False)
-        text = f"{int(r.warps)} warps ({'1 to 4' if r.warps == 4 else '5 to 8'} tokens)\n{r.value:.9g}\nbits {r.bits}".replace(
-            "\n-", "\n−"
-        )
+    looks = {4: ("o", theme.exact), 2: ("s", theme.stock)}
+    # Labels stand at the ends, with a line to their mark: the marks may lie anywhere, even on one spot.
+    apart = row.assign(steps=steps).drop_duplicates("warps").sort_values("steps")
+    placed = list(apart.itertuples())
+    for k, r in enumerate(placed):
+        marker, colour = looks[int(r.warps)]
+        right = k == len(placed) - 1 and len(placed) > 1
+        end = reach if right else -reach
+        bottom.plot([r.steps, end * 0.72], [0, 0.95], color=colour, linewidth=1.2)
+        bottom.plot([r.steps], [0], marker, color=colour, markersize=9, clip_on=False)
+        text = f"{int(r.warps)} warps ({'1 to 4' if r.warps == 4 else '5 to 8'} tokens)\n{r.value:.9g}\nbits {r.bits}"
         bottom.text(
-            x + (-0.2 if side == "left" else 0.2),
-            0.42 + 1.5 * (k // 2),
-            text,
-            ha=side,
+            end,
+            1.05,
+            text.replace("\n-", "\n−"),
+            ha="right" if right else "left",
             va="bottom",
             color=colour,
             fontsize=small,
             linespacing=1.3,
         )
-    bottom.set(xlim=(-reach, reach), ylim=(-1.1, 1.9 + 1.5 * ((len(placed) - 1) // 2)))
+    bottom.set(xlim=(-reach, reach), ylim=(-1.1, 2.6))
     bottom.set_title("One real Q6_K row of 4,096; every mark is a float32 value")
     style.plain(bottom)
     for text_ in (*top.texts, *bottom.texts):

@@ -94,8 +94,7 @@ def draw(data: Frame, theme: Theme) -> Figure:
     positive = data.loc[data["max_abs_diff"] > 0, "max_abs_diff"]
     low, high = (float(positive.quantile(0.02)), float(positive.max())) if len(positive) else (1e-3, 1.0)
     norm = LogNorm(10 ** np.floor(np.log10(low)), 10 ** np.ceil(np.log10(high * 1.0001)), clip=True)
-    colours = mpl.colormaps[theme.sequential].copy()
-    colours.set_bad(theme.faint)
+    colours = mpl.colormaps[theme.sequential].with_extremes(bad=theme.faint)
     image: Any = None
     for i, arm in enumerate(counts):
         for j, prompt in enumerate(prompts):
@@ -106,13 +105,14 @@ def draw(data: Frame, theme: Theme) -> Figure:
             at_y = rows["width"].map({w: k for k, w in enumerate(widths)}).to_numpy(int)
             at_x = rows["kv_position"].to_numpy(int) - start
             cells[at_y, at_x] = np.where(rows["differing"].astype(bool), rows["max_abs_diff"], np.nan)
-            image = axes.pcolormesh(
-                np.arange(start, stop + 1),
-                np.arange(len(widths) + 1) - 0.5,
+            image = axes.imshow(
                 np.ma.masked_invalid(cells),
+                extent=(start, stop, -0.5, len(widths) - 0.5),
+                origin="lower",
+                aspect="auto",
+                interpolation="none",
                 cmap=colours,
                 norm=norm,
-                rasterized=True,
             )
             axes.set_facecolor(theme.faint)
             flips = rows["flip"].astype(bool).to_numpy()
