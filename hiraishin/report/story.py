@@ -151,6 +151,19 @@ class Story:
         return fact if fact and fact.value is not None else None
 
     @cached_property
+    def first_width_short(self) -> Fact | None:
+        """The same over the rows before the attended range is split (short contexts)."""
+        fact = self._fact("replay.first_differing_width_short", "stock", "min")
+        return fact if fact and fact.value is not None else None
+
+    @cached_property
+    def flip_margins(self) -> tuple[Fact, Fact] | None:
+        """Smallest and largest margin at a flip on stock."""
+        low = self._fact("replay.smallest_flip_margin", "stock", "min")
+        high = self._fact("replay.largest_flip_margin", "stock", "max")
+        return (low, high) if low is not None and high is not None else None
+
+    @cached_property
     def patched_compared(self) -> Fact | None:
         """Rows compared on the patched build."""
         return self._fact("replay.positions_compared", "patched", "sum")
@@ -412,6 +425,53 @@ class Story:
                     "switch": first.get("switch") or "",
                 }
             )
+        return rows
+
+    @cached_property
+    def weight_types(self) -> list[dict[str, Any]]:
+        """Where stock differs first, by weight type, and what is left on the patched build; needs two types or more."""
+        quants = sorted(
+            {
+                str(c.params["quant"])
+                for c in self.book.find("replay.first_differing_width", "stock")
+                if "quant" in c.params
+            }
+        )
+        rows = []
+        for quant in sorted(quants, key=lambda q: (q != self.quant, q)):
+            rows.append(
+                {
+                    "quant": quant,
+                    "short": self.book.fact("replay.first_differing_width_short", "stock", "min", quant=quant),
+                    "width": self.book.fact("replay.first_differing_width", "stock", "min", quant=quant),
+                    "largest": self.book.fact("replay.max_abs_diff", "stock", "max", quant=quant),
+                    "flips": self.book.fact("replay.flips", "stock", "sum", quant=quant),
+                    "left": self.book.fact("replay.differing_positions", "patched", "sum", quant=quant),
+                    "compared": self.book.fact("replay.positions_compared", "patched", "sum", quant=quant),
+                }
+            )
+        return rows if len(rows) > 1 else []
+
+    @cached_property
+    def ladder(self) -> list[dict[str, Any]]:
+        """Replays with causes left untreated, between stock and fully patched; empty when there are none."""
+        found = {c.build for c in self.book.find("replay.positions_compared") if c.build.startswith("patched-without-")}
+        if not found:
+            return []
+        rows = []
+        for build in ["stock", *sorted(found, key=lambda b: (-b.count("+"), b)), "patched"]:
+            compared = self._fact("replay.positions_compared", build, "sum")
+            if compared is not None:
+                rows.append(
+                    {
+                        "state": build.replace("patched-without-", "all but ").replace("+", ", "),
+                        "compared": compared,
+                        "differing": self._fact("replay.differing_positions", build, "sum"),
+                        "largest": self._fact("replay.max_abs_diff", build, "max"),
+                        "first": self._fact("replay.first_differing_kv", build, "min"),
+                        "flips": self._fact("replay.flips", build, "sum"),
+                    }
+                )
         return rows
 
     @cached_property
