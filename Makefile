@@ -5,6 +5,7 @@ PROFILE ?= default
 PYTEST ?=
 
 export PYTHONPATH := $(CURDIR)
+export PYTHONUTF8 := 1
 SHELL := /bin/sh
 
 # The environment's Python, after making or updating the environment if need be.

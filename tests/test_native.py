@@ -52,6 +52,33 @@ def test_both_builds_come_out_of_any_folder(tmp_path: Path, place: str) -> None:
     assert set(described["cpu"]["features"]) <= set(CPU_FEATURES.values())
 
 
+def test_it_starts_from_anywhere_through_a_link_without_a_home_in_any_locale(tmp_path: Path) -> None:
+    llama = fake_llama(tmp_path / "ünï" / "llama.cpp")
+    repository = fake_repository(tmp_path / "ünï" / "repository")
+    (tmp_path / "link").symlink_to(repository / "build.sh")
+    variables = build_environment(repository, LC_ALL="C", PYTHONUTF8="0")
+    variables.pop("HOME", None)
+    done = subprocess.run(
+        f"exec '{tmp_path}/link' --source '{llama}' 0<&-",
+        shell=True,
+        cwd="/",
+        env=variables,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"\r" not in done.stdout
+    assert value_of(builds(repository) / "patched") == 2
+
+
+def test_what_killed_calls_left_behind_is_swept_up_later(tmp_path: Path) -> None:
+    for name, age in {".download-old": 7200, ".unpack-old": 7200, ".source-new": 60, "kept": 7200}.items():
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    fetch.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".source-new", "kept"]
+
+
 def test_the_kept_libraries_need_nothing_outside_their_folder(tmp_path: Path, llama: Path, repository: Path) -> None:
     assert run_build(repository, "--source", str(llama)).returncode == 0
     moved = tmp_path / "moved"

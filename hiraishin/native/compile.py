@@ -22,7 +22,7 @@ from typing import Any
 from hiraishin import paths
 from hiraishin.errors import UserError
 from hiraishin.native import environment, source, tools
-from hiraishin.native.fetch import make_folder, sha256
+from hiraishin.native.fetch import make_folder, sha256, sweep
 
 SCHEMA = 1
 TOOLS = ("llama-bench", "test-backend-ops", "llama-server")
@@ -100,6 +100,7 @@ def build(request: Request) -> None:
     """
     make_folder(paths.home())
     with environment.only_one(paths.home() / "build.lock", "building"):
+        sweep(make_folder(paths.sources_dir()))
         arch = _gpu_arch(request.arch) if request.backend == "cuda" else None
         origin = source.pinned() if request.source is None else source.foreign(request.source)
         series = source.series() if "patched" in request.names else []

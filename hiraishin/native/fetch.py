@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,15 @@ def make_folder(folder: Path) -> Path:
     if not os.access(folder, os.W_OK):
         raise UserError(f"no permission to write in {folder}", "Set HIRAISHIN_HOME to a folder you can write to.")
     return folder
+
+
+def sweep(folder: Path) -> None:
+    """Removes temporary folders that killed calls left in ``folder``; those of the last hour may be in use."""
+    for kind in ("download", "unpack", "source", "patching", "abi"):
+        for left in folder.glob(f".{kind}-*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > 3600:
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def fetch(package: str, into: Path) -> Path:
