@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hiraishin.dispatch import kernel_switch
 from hiraishin.errors import UserError
-from hiraishin.llama import SWITCH_OFF, Logits, Session, get_model, set_switch
+from hiraishin.llama import SWITCH_OFF, Session, get_model, set_switch
 from hiraishin.replay import Trace, differing_rows, record_trace
 from hiraishin.watch import Node, Watch
 
@@ -250,7 +250,7 @@ def measure(
     It is the pass that begins at position ``start``, or without one the first pass with a differing row.
 
     Raises:
-        UserError: the trace is shorter than the pass, or ``start`` is where no full pass begins.
+        UserError: the trace has no full pass at ``start``.
     """
     model = get_model(
         model_path, gpu_layers=settings.get("gpu_layers", 0), extra_bufts=settings.get("extra_bufts", True)
@@ -266,7 +266,15 @@ def measure(
         cb_eval=watch.callback,
     ) as session:
         trace = record_trace(session, prompt, tokens, switch=switch, parts_off=parts_off)
-        start, unwatched = _find_pass(session, trace, width, start)
+        if start is None:
+            start = _first_differing_pass(session, trace, width)
+        if not 0 <= start <= len(trace.tokens) - width:
+            raise UserError(f"a trace of {len(trace.tokens)} tokens has no pass of {width} tokens at position {start}")
+        # The cache of the plain decode: earlier passes of this width would have left other rows in it.
+        session.rollback(trace.n_prompt)
+        for token in trace.tokens[:start]:
+            session.decode([token])
+        unwatched = session.decode(trace.tokens[start : start + width]).copy()
         piece = trace.tokens[start : start + width]
         position = trace.n_prompt + start
         session.rollback(position)
@@ -317,24 +325,14 @@ def measure(
     yield {"kind": "localize", "width": width, "record": record, "table": columns}
 
 
-def _find_pass(session: Session, trace: Trace, width: int, wanted: int | None) -> tuple[int, Logits]:
-    """Start of the pass to watch, and its rows unwatched.
-
-    Without a ``wanted`` start: the first full pass with a differing row, or the first pass if none differs.
-    """
+def _first_differing_pass(session: Session, trace: Trace, width: int) -> int:
+    """Start of the first full pass with a differing row, or of the first pass if none differs."""
     session.rollback(trace.n_prompt)
-    first: tuple[int, Logits] | None = None
     for start in range(0, len(trace.tokens) - width + 1, width):
         logits = session.decode(trace.tokens[start : start + width])
-        if first is None and wanted is None:
-            first = (start, logits.copy())
-        if start == wanted:
-            return start, logits.copy()
-        if wanted is None and differing_rows(logits, trace.rows[start : start + width]).any():
-            return start, logits.copy()
-    if first is None:
-        raise UserError(f"a trace of {len(trace.tokens)} tokens has no full pass of {width} tokens to watch")
-    return first
+        if differing_rows(logits, trace.rows[start : start + width]).any():
+            return start
+    return 0
 
 
 def _widths(batch: list[list[Node]], lone: list[list[Node]]) -> list[int]:
