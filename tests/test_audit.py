@@ -26,7 +26,14 @@ from hiraishin.worker import Event, Worker
 
 
 def test_widths_with_the_same_rows_are_one_class() -> None:
-    rows: dict[int, tuple[str, ...]] = {1: ("a", "b"), 2: ("a", "b"), 3: ("a", "b"), 4: ("c", "b"), 8: ("d", "b"), 9: ("c", "b")}
+    rows: dict[int, tuple[str, ...]] = {
+        1: ("a", "b"),
+        2: ("a", "b"),
+        3: ("a", "b"),
+        4: ("c", "b"),
+        8: ("d", "b"),
+        9: ("c", "b"),
+    }
     classes = width_classes(rows)
     assert classes == [[1, 2, 3], [4, 9], [8]]
     assert spell_classes(classes) == "{1..3} {4,9} {8}"
@@ -238,7 +245,8 @@ def test_stock_is_not_exact_and_each_cause_is_proved_by_its_control() -> None:
 
 @pytest.mark.real_model
 def test_the_split_over_threads_is_proved_by_one_thread_and_by_a_quantized_cache() -> None:
-    options = replace(QUICK, quant="Q8_0", widths=(2,), tokens=12, threads=2, prompt="long-rewrite", prompt_tokens=250)
+    options = replace(QUICK, quant="Q8_0", widths=(2,), tokens=12, threads=2, prompt="long-minutes", prompt_tokens=250)
+    options = replace(options, prompt_set="evaluation")
     found = quiet_audit(replace(options, explain=True))
     assert found.exit_code == 1
     assert found.widths[0]["first_differing_kv"] == 256

@@ -54,7 +54,7 @@ def test_two_independent_causes_are_two_origins() -> None:
 
 
 def test_an_origin_for_one_token_is_not_hidden_by_propagation_for_another() -> None:
-    moved = everything_from("norm-0", "embd", "kqv-0", tokens=(0,)) | everything_from("kqv-0", tokens=(1,))
+    moved = everything_from("norm-0", "Qcur-0", "kqv-0", tokens=(0,)) | everything_from("kqv-0", tokens=(1,))
     found = compare_passes(lone(CHAIN, 2), [graph(CHAIN, [0, 1], moved)], [2])
     # Attention reads the row of K that token 0 wrote, and that one was equal.
     assert found[4].origin == [False, True]
@@ -149,7 +149,7 @@ def localized(
 ) -> dict[str, Any]:
     model = str(embedded(quant, echo=lambda _: None).path)
     tokens, length = changes.pop("tokens", width), changes.pop("prompt_tokens", None)
-    text = select(load_prompts("replay"), [prompt_id])[0].text
+    text = select([*load_prompts("replay"), *load_prompts("evaluation")], [prompt_id])[0].text
     prompt = worker.result("hiraishin.llama:tokenize_prompts", model_path=model, texts=[text])["tokens"][0]
     settings, switch = {**SETTINGS, **changes}, 16 if worker.build.name != "stock" else 0
     events = worker.call(
@@ -173,7 +173,7 @@ def localized(
     [
         ("Q4_K_M", 4, "ffn_out-3", "q4_K", "repack: gemm from 4 columns, gemv below"),
         ("Q4_K_M", 8, "ffn_out-0", "q6_K", "tiled: from 8 columns"),
-        ("F16", 2, "embd", "f16", "sgemm: from 2 columns"),
+        ("F16", 2, "Qcur-0", "f16", "sgemm: from 2 columns"),
     ],
 )
 def test_stock_switches_are_found_by_name(
@@ -217,7 +217,7 @@ def test_watching_leaves_the_fused_norm_of_a_model_without_int8_alone(stock: Wor
 
 @pytest.mark.real_model
 def test_the_split_of_the_kv_range_is_found_where_the_padded_range_reaches_512(stock: Worker) -> None:
-    found = localized(stock, "Q8_0", 2, prompt_id="long-rewrite", prompt_tokens=255, tokens=6, threads=2)
+    found = localized(stock, "Q8_0", 2, prompt_id="long-minutes", prompt_tokens=255, tokens=6, threads=2)
     first = found["origins"][0]
     assert (first["op"], first["switch"]) == (
         "FLASH_ATTN_EXT",
