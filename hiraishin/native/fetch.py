@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import tomllib
@@ -87,8 +88,10 @@ def fetch(package: str, into: Path) -> Path:
         wanted = Path(scratch) / "wanted.txt"
         wanted.write_text(f"{name}=={pin['version']} --hash=sha256:{pin['sha256']}\n", encoding="utf-8")
         form = ["--only-binary", ":all:"] if "file" in pin else ["--no-binary", name, "--no-build-isolation"]
+        made = tools.environment_dir() / "bin" / "python"
+        python = str(made) if made.exists() else sys.executable  # the latter where conda made the environment
         command = [
-            str(tools.environment_dir() / "bin" / "python"), "-m", "pip", "download", "--quiet", "--no-deps", *form,
+            python, "-m", "pip", "download", "--quiet", "--no-deps", *form,
             "--require-hashes", "--dest", scratch, "--requirement", str(wanted),
         ]  # fmt: skip
         done = run_pip(command)
