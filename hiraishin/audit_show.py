@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from hiraishin.audit import AuditReport, spell_classes
+from hiraishin.audit import AuditReport
+from hiraishin.judge import spell_classes
 
 _HEAD = ("width", "rows", "differ", "first at KV", "largest", "flips", "twice the same")
 

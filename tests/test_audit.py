@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from hiraishin import audit, paths
-from hiraishin.audit import AuditOptions, AuditReport, judge_nature, run_audit, spell_classes, width_classes
+from hiraishin.audit import AuditOptions, AuditReport, run_audit
 from hiraishin.audit_show import to_html, to_markdown
 from hiraishin.binding import _DEFAULTS, check_defaults
 from hiraishin.dispatch import predict_widths, score
 from hiraishin.errors import UserError
 from hiraishin.faults import LOGIC_FAULTS
 from hiraishin.gguf_header import Tensor
+from hiraishin.judge import judge_nature, spell_classes, width_classes
 from hiraishin.worker import Event, Worker
 
 
