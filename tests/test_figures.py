@@ -24,12 +24,12 @@ COMPUTED = ("float-order", "kv-padding", "parallel-blocks", "warp-partition")
 MEASURED = {
     "acceptance-by-category": ("speculative", "plain"),
     "cycle": ("speculative", "plain"),
-    "flips-margins": ("replay",),
+    "flips-margins": ("replay", "trace"),
     "fork-positions": ("speculative",),
     "origins": ("localize",),
     "pass-to-scale": ("price", "bandwidth"),
     "price": ("price",),
-    "replay-map": ("replay",),
+    "replay-map": ("replay", "trace"),
     "speculative-cycle": ("speculative",),
     "verify-widths": ("speculative",),
 }
@@ -361,9 +361,36 @@ def test_one_setting_prefers_what_covers_both_builds() -> None:
 
 
 def test_a_drafter_is_named_in_words() -> None:
-    assert (
-        select.drafter('{"kind":"model","margin":3.0,"quant":"Q2_K"}')
-        == "draft model Q2_K stopping below a margin of 3"
-    )
-    assert select.drafter('{"kind":"lookup","ngram":3}') == "prompt lookup"
+    assert select.drafter("model Q2_K, margin 3") == "draft model Q2_K, margin 3"
+    assert select.drafter("lookup, 3-grams") == "prompt lookup, 3-grams"
     assert select.drafter("something") == "drafter something"
+
+
+def test_an_exact_replay_stored_without_its_table_counts_as_rows_that_are_equal(results: ResultSet) -> None:
+    bare = [r for r in results.of("replay") if r.table is None]
+    assert len(bare) == 1
+    data = figures.find("replay-map").data(results)
+    mine = data[(data["build"] == "patched") & (data["width"] == 16) & (data["prompt"] == bare[0].inputs["prompt"])]
+    assert len(mine) == bare[0].record["positions"]
+    assert not mine["differing"].any()
+    for build in ("stock", "patched"):
+        expected = sum(r.record["positions"] for r in results.of("replay", build=build))
+        assert (data["build"] == build).sum() == expected
+
+
+def test_a_width_that_was_not_measured_is_empty_not_exact(results: ResultSet) -> None:
+    kept = [
+        r
+        for r in results.results
+        if not (r.kind == "replay" and r.inputs["build"] == "patched" and r.inputs["width"] == 9)
+    ]
+    data = figures.find("replay-map").data(synthetic.result_set(kept))
+    assert not ((data["build"] == "patched") & (data["width"] == 9)).any()
+    assert figures.find("replay-map").draw(data, style.LIGHT)
+
+
+def test_overridden_experiments_stay_out_of_the_map(results: ResultSet) -> None:
+    one = results.of("replay", build="stock")[0]
+    odd = Result(type(one.unit)("replay", {**one.inputs, "env": "X=1"}), one.record, one.table, one.provenance, "odd")
+    data = figures.find("replay-map").data(synthetic.result_set([odd]))
+    assert data.empty

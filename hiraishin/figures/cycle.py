@@ -56,9 +56,7 @@ def _plain_ms(plain: Frame, runs: Frame, build: str) -> float:
     """Milliseconds a plain token takes on the same build and prompts, the prompts weighing as in the runs."""
     if plain.empty or "tokens_per_second" not in plain.columns:
         return float("nan")
-    keys = [
-        k for k in ("build", *select.SETTINGS, "prompt", "tokens_asked") if k in plain.columns and k in runs.columns
-    ]
+    keys = [k for k in ("build", *select.SETTINGS, "prompt", "prefill") if k in plain.columns and k in runs.columns]
     mine = plain[(plain["build"] == build) & plain["prompt"].isin(runs["prompt"])]
     for key in keys:
         if key not in ("build", "prompt"):

@@ -17,10 +17,9 @@ NOTEBOOK = "03_replay"
 
 def data(results: ResultSet, *, quant: str | None = None) -> Frame:
     """Rows of part ``position``: every differing position's margin and difference. Part ``arm``: rows compared and differing."""
-    frame: Frame = results.tables("replay")
+    frame = select.replays(results, quant=quant)
     if frame.empty:
         return frame
-    frame = select.one_setting(frame[frame["build"].isin(("stock", "patched"))], results, quant=quant)
     settings = [c for c in select.SETTINGS if c in frame.columns]
     totals = frame.groupby([*settings, "build"], as_index=False).agg(
         compared=("differing", "size"), differing=("differing", "sum"), flips=("flip", "sum")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from hiraishin.figures import select, style
+from hiraishin.figures import price, select, style
 from hiraishin.figures.style import Frame, Theme
 from hiraishin.numerics.traffic import floor_ms
 from hiraishin.results import ResultSet
@@ -16,12 +16,13 @@ NOTEBOOK = "04_price"
 
 def data(results: ResultSet, *, quant: str | None = None) -> Frame:
     """The floor (weights over bandwidth) and the median pass times of widths 1 and 2, per build; milliseconds."""
-    frame: Frame = results.tables("price")
+    frame: Frame = price.tables(results)
     if frame.empty:
         return frame
     frame = select.one_setting(frame, results, quant=quant)
     if "context" in frame.columns:
         frame = frame[frame["context"] == frame["context"].min()]
+    frame = price.one_unit(frame)
     settings = [c for c in (*select.SETTINGS, "context", "weight_bytes") if c in frame.columns]
     frame = frame[frame["width"].isin((1, 2)) & frame["build"].isin(select.ARMS)]
     out: Frame = frame.groupby([*settings, "build", "width"], as_index=False, dropna=False).agg(
@@ -76,6 +77,8 @@ def _title(data: Frame) -> str:
 def draw(data: Frame, theme: Theme) -> Figure:
     """Bars in milliseconds from a common zero: the floor, then one and two tokens of every build."""
     style.require(data, ID, "pass times of one and two tokens", ("build", "width"), ("ms",))
+    if data["gb_per_s"].isna().all():
+        style.require(data.iloc[:0], ID, "memory bandwidth")
     style.require(data, ID, "memory bandwidth and bytes of weights", (), ("floor_ms",))
     for width in (1, 2):
         style.require(

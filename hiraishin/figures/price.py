@@ -21,17 +21,34 @@ PUBLISHED = (
 )
 
 
+def tables(results: ResultSet) -> Frame:
+    """All pass times, each with its unit's scalar inputs and key as columns; overridden experiments left out."""
+    frames = []
+    for r in results.of("price"):
+        if r.table is not None and len(r.table) and not r.inputs.get("env"):
+            extra = {k: v for k, v in r.inputs.items() if isinstance(v, (str, int, float)) and k not in r.table.columns}
+            frames.append(r.table.assign(**extra, key=r.key))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def one_unit(frame: Frame) -> Frame:
+    """The rows of the unit that timed most builds, then most passes: ratios hold within one run only."""
+    units = [rows for _, rows in frame.groupby("key", sort=True)]
+    return max(units, key=lambda rows: (rows["build"].nunique(), len(rows))) if units else frame
+
+
 def data(results: ResultSet, *, quant: str | None = None, context: int | None = None, published: bool = True) -> Frame:
     """One row per arm and width: median ms, ratio over stock's one-token pass, quartiles of the ratio over the rounds.
 
     Rows with ``origin`` = ``published`` are the post's numbers, from another machine and model; they carry no times.
     """
-    frame: Frame = results.tables("price")
+    frame: Frame = tables(results)
     if frame.empty:
         return frame
     frame = select.one_setting(frame, results, quant=quant, context=context)
     if "context" in frame.columns:
         frame = frame[frame["context"] == frame["context"].min()]
+    frame = one_unit(frame)
     settings = [c for c in (*select.SETTINGS, "context") if c in frame.columns]
     base_arm = select.in_order(frame["build"])[0]
     base = frame[(frame["build"] == base_arm) & (frame["width"] == 1)]["ms"].median()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import tomllib
 from typing import Any
 
@@ -68,24 +67,11 @@ def named(arm: str) -> str:
 
 
 def drafter(name: str) -> str:
-    """A drafter's canonical name (JSON) in words: ``draft model Q2_K, stops below margin 3``."""
-    try:
-        spec = json.loads(name)
-    except ValueError:
-        return f"drafter {name}"
-    if not isinstance(spec, dict):
-        return f"drafter {name}"
-    kinds = {
-        "model": f"draft model {spec.get('quant', '')}".strip(),
-        "lookup": "prompt lookup",
-        "replayed": "replayed trace",
-    }
-    words = [kinds.get(str(spec.get("kind")), f"drafter {spec.get('kind')}")]
-    if spec.get("kind") == "model" and spec.get("margin") is not None:
-        words.append(f"stopping below a margin of {spec['margin']:g}")
-    if spec.get("kind") == "replayed" and spec.get("acceptance") is not None:
-        words.append(f"{100 * spec['acceptance']:g} % right")
-    return " ".join(words) if len(words) < 2 else f"{words[0]} {words[1]}"
+    """A drafter's name in words: ``model Q4_0, margin 3`` is a ``draft model Q4_0, margin 3``."""
+    for start, words in (("model", "draft model"), ("lookup", "prompt lookup"), ("replayed", "replayed trace")):
+        if name == start or name.startswith((f"{start} ", f"{start},")):
+            return words + name[len(start) :]
+    return f"drafter {name}"
 
 
 @functools.cache
@@ -99,6 +85,56 @@ def published() -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+
+
+TRACE = ("prompt", "prompt_sha256", "prompt_tokens", "tokens")
+"""Inputs that name a trace: replays of one trace belong into one panel."""
+_ROWS = ("position", "kv_position", "margin", "differing", "max_abs_diff", "flip")
+
+
+def replays(results: Any, **chosen: Any) -> Frame:
+    """One row per build, trace, width and position of the stock and patched replays of one setting.
+
+    Left out: width 1 (a control), replays with experimental overrides (``env``), and second replays of one trace. A
+    stored replay without a differing row may carry no table; its rows are then made from its record, with the
+    positions and margins of the trace that it replayed. ``chosen`` goes to :func:`one_setting`.
+    """
+    found = [
+        r
+        for r in results.of("replay")
+        if not r.inputs.get("env") and r.inputs.get("build") in ARMS and int(r.inputs["width"]) > 1
+    ]
+    units: Frame = pd.DataFrame([{**_inputs(r), "at": i} for i, r in enumerate(found)])
+    if units.empty:
+        return units
+    found = [found[i] for i in one_setting(units, results, **chosen)["at"]]
+    places: dict[tuple[Any, ...], Frame] = {}
+    for r in (*found, *results.of("trace")):
+        if r.table is not None and len(r.table):
+            places.setdefault(_trace(r), r.table)
+    frames: dict[tuple[Any, ...], Frame] = {}
+    for r in sorted(found, key=lambda r: (-int(r.record.get("positions") or 0), r.key)):
+        if r.table is not None and len(r.table):
+            rows: Frame = r.table[[c for c in _ROWS if c in r.table.columns]]
+        elif r.record.get("differing") == 0 and _trace(r) in places:
+            known = places[_trace(r)].iloc[: int(r.record["positions"])]
+            rows = known[["position", "kv_position", "margin"]].assign(differing=False, max_abs_diff=0.0, flip=False)
+        else:
+            continue
+        start = int(rows["kv_position"].iloc[0])
+        # The longest replay of a trace stands for shorter ones from the same place.
+        which = (r.inputs.get("build"), r.inputs.get("prompt_sha256"), start, r.inputs.get("width"))
+        if which not in frames:
+            frames[which] = rows.assign(**_inputs(r), start=start)
+    return pd.concat(list(frames.values()), ignore_index=True) if frames else pd.DataFrame()
+
+
+def _inputs(result: Any) -> dict[str, Any]:
+    return {k: result.inputs.get(k) for k in (*SETTINGS, "prompt", "build", "width")}
+
+
+def _trace(result: Any) -> tuple[Any, ...]:
+    return tuple(result.inputs.get(k) for k in (*TRACE, "model_sha256", *SETTINGS))
 
 
 RUN_KEYS = ("matrix", "drafter", "draft_length", "prefill", "client_guard")
