@@ -98,17 +98,18 @@ def test_no_text_holds_a_marker_of_a_chat_template(shipped: Path) -> None:
         assert not any(mark in prompt.text for mark in ("<|", "|>", "[INST]", "{{", "{%")), prompt.id
 
 
-def test_some_code_prompts_ask_for_given_code_with_a_change() -> None:
+def test_four_code_prompts_ask_for_given_code_with_a_change() -> None:
     edits = [p for p in load_prompts("evaluation") if p.category == "code" and "```" in p.text]
-    assert len(edits) >= 3
+    assert len(edits) == 4
     assert all(p.text.count("```") == 2 for p in edits)
 
 
 def test_every_prompt_that_a_shipped_profile_names_exists() -> None:
     for name in list_profiles():
         profile = load_profile(name)
-        for matrix in [*profile.replay, *profile.runs]:
-            assert select(load_prompts(matrix.prompt_set), matrix.prompts), name
+        named = [(m.prompt_set, m.prompts) for m in profile.replay] + [(m.prompt_set, m.prompts) for m in profile.runs]
+        for prompt_set, wanted in named:
+            assert select(load_prompts(prompt_set), wanted), name
         for watched in profile.localize:
             assert len(select(load_prompts(watched.prompt_set), [watched.prompt])) == 1, name
 
