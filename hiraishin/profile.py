@@ -97,6 +97,8 @@ class PriceMatrix(_Strict):
     contexts: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [200])
     rounds: Annotated[int, Field(ge=1)] = 15
     warmup: Annotated[int, Field(ge=0)] = 3
+    settle: Annotated[int, Field(ge=0, le=20)] = 0
+    """Untimed passes of the same width before the timed one. On a GPU a change of width re-records a CUDA graph."""
     quants: list[str] | None = None
     arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"])
     variants: list[str] = Field(default_factory=list)

@@ -98,6 +98,7 @@ def _price_tasks(context: Context, matrix: PriceMatrix) -> Iterator[Task]:
                 "env": spell_env(matrix.env),
                 "widths": matrix.widths,
                 "rounds": matrix.rounds,
+                "settle": matrix.settle,
                 "weight_bytes": weights_read(model.path),
                 "code": provenance.code_version("timing"),
             }

@@ -253,6 +253,7 @@ class PriceTask(Task):
                     switch=arm.switch,
                     parts_off=arm.parts_off,
                     hashes=number == 0,
+                    settle=self.matrix.settle,
                 )
                 if number < 0:
                     warm.setdefault(arm.label, []).append(reply["ms"])

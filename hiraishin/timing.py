@@ -43,8 +43,14 @@ def prepare(*, model_path: str, settings: dict[str, Any], context: int, max_widt
     yield {"return": {"n_vocab": model.n_vocab}}
 
 
-def time_round(*, widths: list[int], switch: int, parts_off: int, hashes: bool) -> Iterator[dict[str, Any]]:
-    """Child: time one pass of each width, rolled back in between. Milliseconds, in the order of ``widths``."""
+def time_round(
+    *, widths: list[int], switch: int, parts_off: int, hashes: bool, settle: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Child: time one pass of each width, rolled back in between. Milliseconds, in the order of ``widths``.
+
+    ``settle`` passes of the same width come before the timed one: a GPU records a new CUDA graph when the width
+    changes, and a steady decode or a build that keeps a graph a width does not pay for that.
+    """
     assert _open is not None, "prepare comes first"
     session, tokens = _open
     context = session.n_past
@@ -52,6 +58,9 @@ def time_round(*, widths: list[int], switch: int, parts_off: int, hashes: bool) 
     milliseconds = []
     rows: dict[str, list[str]] = {}
     for width in widths:
+        for _ in range(settle):
+            session.decode(tokens[:width])
+            session.rollback(context)
         started = time.perf_counter()
         logits = session.decode(tokens[:width])
         milliseconds.append(1e3 * (time.perf_counter() - started))
