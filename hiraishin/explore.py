@@ -135,9 +135,16 @@ def replay_row(results: ResultSet, build: str, prompt: str, width: int, position
         UserError: no such replay or position.
     """
     found = results.of("replay", build=build, prompt=prompt, width=width)
-    if not found or found[0].table is None:
+    if not found:
         raise UserError(f"there is no replay of {prompt!r} at width {width} on {build}", "Measure it with the profile.")
     table = found[0].table
+    if table is None:
+        # A stored replay without a differing row may keep no table: its trace knows the token and the margin.
+        inputs = {k: v for k, v in found[0].inputs.items() if k != "width"}
+        traces = [r for r in results.of("trace", build=build, prompt=prompt) if dict(r.inputs) == inputs]
+        if not traces or traces[0].table is None:
+            raise UserError(f"the replay of {prompt!r} at width {width} on {build} keeps no rows: all are equal")
+        table = traces[0].table.assign(differing=False, max_abs_diff=0.0, flip=False)
     rows = table[table["position"] == position]
     if rows.empty:
         raise UserError(f"the trace of {prompt!r} has no position {position}", f"It has {len(table)} positions.")
@@ -173,6 +180,34 @@ def replay_words(row: pd.DataFrame) -> str:
     return start + f"the logits moved by up to {about['max_abs_diff']:.4g}, {end}"
 
 
+def replay_example(results: ResultSet) -> pd.DataFrame:
+    """The position that the explorer opens with, without sliders: a flip if there is one, else the largest difference.
+
+    Raises:
+        UserError: the results hold no replay with rows.
+    """
+    build, prompt, width, position = _telling(results)
+    row = replay_row(results, build, prompt, width, position)
+    print(f"{build}, {prompt}, width {width}, position {position}: {replay_words(row)}")
+    return row
+
+
+def _telling(results: ResultSet) -> tuple[str, str, int, int]:
+    best: tuple[tuple[bool, float, str], tuple[str, str, int, int]] | None = None
+    for r in results.of("replay"):
+        if r.table is None or not len(r.table):
+            continue
+        table: Any = r.table.sort_values(["flip", "max_abs_diff"], ascending=False)
+        row = table.iloc[0]
+        rank = (bool(row["flip"]), float(row["max_abs_diff"]), r.key)
+        if best is None or rank > best[0]:
+            inputs = r.inputs
+            best = rank, (str(inputs["build"]), str(inputs["prompt"]), int(inputs["width"]), int(row["position"]))
+    if best is None:
+        raise UserError("the results hold no replay to explore", "Run the profile's replays first.")
+    return best[1]
+
+
 def replay(results: ResultSet) -> Any:
     """A replay explorer: pick build, prompt, width and position; see both rows' top candidates and the margin.
 
@@ -182,17 +217,22 @@ def replay(results: ResultSet) -> Any:
     found = results.of("replay")
     if not found:
         raise UserError("the results hold no replay to explore", "Run the profile's replays first.")
-    longest = max(len(r.table) for r in found if r.table is not None)
+    longest = max(int(r.record["positions"]) for r in found)
+    build, prompt, width, position = _telling(results)
 
-    def draw(build: str, prompt: str, width: int, position: int) -> pd.DataFrame:
-        row = replay_row(results, build, prompt, width, position)
+    def draw(build: str, prompt: str, width: int, position: int) -> pd.DataFrame | None:
+        try:
+            row = replay_row(results, build, prompt, width, position)
+        except UserError as error:
+            print(error)
+            return None
         print(replay_words(row))
         return row
 
     return _interactive(
         draw,
-        build=_choice(sorted({str(r.inputs["build"]) for r in found}, reverse=True)),
-        prompt=_choice(sorted({str(r.inputs["prompt"]) for r in found})),
-        width=_choice(sorted({int(r.inputs["width"]) for r in found})),
-        position=_slider(0, 0, longest - 1),
+        build=_choice(sorted({str(r.inputs["build"]) for r in found}, reverse=True), build),
+        prompt=_choice(sorted({str(r.inputs["prompt"]) for r in found}), prompt),
+        width=_choice(sorted({int(r.inputs["width"]) for r in found}), width),
+        position=_slider(position, 0, longest - 1),
     )

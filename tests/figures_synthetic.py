@@ -95,10 +95,10 @@ def replays(exact_stock: bool = False) -> list[Result]:
     # As a receipt stores it: an exact replay keeps no table, its trace does.
     exact = next(i for i, r in enumerate(out) if r.inputs["build"] == "patched" and r.inputs["width"] == 16)
     r = out[exact]
+    assert r.table is not None
     inputs = {k: v for k, v in r.inputs.items() if k != "width"}
-    out.append(
-        result("trace", inputs, {"prompt_tokens": 60}, r.table[["position", "kv_position", "margin"]].to_dict("list"))
-    )
+    columns = {c: r.table[c].tolist() for c in ("position", "kv_position", "token", "margin")}
+    out.append(result("trace", inputs, {"prompt_tokens": 60}, columns))
     out[exact] = Result(r.unit, r.record, None, r.provenance, r.key)
     return out
 

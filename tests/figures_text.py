@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -13,6 +15,7 @@ def _drawn(figure: Figure) -> list[Text]:
     out: list[Text] = [*figure.texts]
     for legend in figure.legends:
         out += legend.get_texts()
+    axes: Any  # what is drawn is known to private members only
     for axes in figure.axes:
         out += [axes.title, axes._left_title, axes._right_title, *axes.texts]
         if axes.get_legend() is not None:
@@ -24,7 +27,7 @@ def _drawn(figure: Figure) -> list[Text]:
 
 
 def _texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
-    canvas = FigureCanvasAgg(figure)
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
     found = []
@@ -32,7 +35,7 @@ def _texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
         if text.get_visible() and text.get_text().strip():
             box = text.get_window_extent(renderer)
             if box.width > 0 and box.height > 0:
-                found.append((text.get_text(), text.get_fontsize(), box))
+                found.append((text.get_text(), float(text.get_fontsize()), box))
     return found
 
 

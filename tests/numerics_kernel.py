@@ -66,10 +66,10 @@ def main(lib_dir: str, in_path: str, out_path: str) -> None:
     status = cpu.ggml_graph_compute_with_ctx(context, graph, int(arrays["threads"]))
     if status:
         raise SystemExit(f"ggml_graph_compute_with_ctx: {status}")
-    result = np.empty((queries, head), np.float32)
-    assert base.ggml_nbytes(out) == result.nbytes
-    ctypes.memmove(result.ctypes.data, base.ggml_get_data(out), result.nbytes)
-    np.save(out_path, result)
+    rows = np.empty((queries, head), np.float32)
+    assert base.ggml_nbytes(out) == rows.nbytes
+    ctypes.memmove(rows.ctypes.data, base.ggml_get_data(out), rows.nbytes)
+    np.save(out_path, rows)
 
 
 if __name__ == "__main__":

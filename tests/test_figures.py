@@ -65,7 +65,7 @@ def test_two_figures_of_one_id_are_refused() -> None:
     other = ModuleType("hiraishin.figures.other")
     one.ID = other.ID = "same"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="two figures are called 'same'"):
-        figures.collect([one, other])  # type: ignore[list-item]
+        figures.collect([one, other])
 
 
 def test_an_unknown_figure_is_named() -> None:

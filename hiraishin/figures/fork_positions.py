@@ -12,6 +12,7 @@ from hiraishin.results import ResultSet
 ID = "fork-positions"
 TITLE = "Where speculative output forks"
 NOTEBOOK = "07_evaluation"
+MOST = 16  # lines that are drawn; more prompts are gathered by category
 
 
 def data(results: ResultSet, *, quant: str | None = None) -> Frame:
@@ -48,32 +49,37 @@ def _counts(data: Frame) -> list[tuple[str, int, int]]:
     ]
 
 
+def _lines(data: Frame) -> str:
+    """What gets a line: each prompt, or, of many, each category."""
+    return "category" if data["prompt"].nunique() > MOST and "category" in data.columns else "prompt"
+
+
 def _title(data: Frame) -> str:
     return "; ".join(f"{select.named(b)}: {forks} of {runs} runs fork" for b, forks, runs in _counts(data)).capitalize()
 
 
 @style.styled
 def draw(data: Frame, theme: Theme) -> Figure:
-    """A line per prompt as long as its run; crosses where a run's token first differs from plain decoding."""
+    """A line per prompt (or category) as long as its run; crosses where a run's token first differs from plain decoding."""
     style.require(data, ID, "speculative runs", ("build", "prompt", "first_differing_token"), ("identical", "tokens"))
     forked = data[~data["identical"].astype(bool)]
     style.require(
         forked if len(forked) else data, ID, "forked runs", (), ("first_differing_token",) if len(forked) else ()
     )
-    prompts = sorted(data["prompt"].unique())
-    shown = sorted(forked["prompt"].unique()) if len(prompts) > 16 and len(forked) else prompts[:16]
+    by = _lines(data)
+    shown = sorted(str(x) for x in data[by].unique())[:MOST]
     builds = select.in_order(data["build"])
     figure = style.new(1.75 + 0.235 * len(shown), _title(data))
     axes = figure.subplots()
     place = {p: -k for k, p in enumerate(shown)}
     for p in shown:
-        axes.hlines(place[p], 0, int(data[data["prompt"] == p]["tokens"].max()), color=theme.faint, linewidth=5)
+        axes.hlines(place[p], 0, int(data[data[by] == p]["tokens"].max()), color=theme.faint, linewidth=5)
     for build, marker in zip(builds, ("x", "o", "^"), strict=False):
-        rows = forked[(forked["build"] == build) & forked["prompt"].isin(shown)]
+        rows = forked[(forked["build"] == build) & forked[by].isin(shown)]
         if len(rows):
             axes.plot(
                 rows["first_differing_token"],
-                rows["prompt"].map(place),
+                rows[by].map(place),
                 marker,
                 color=theme.series(build),
                 markersize=7,
@@ -114,7 +120,9 @@ def alt(data: Frame) -> str:
         rows = data[(data["build"] == build) & ~data["identical"].astype(bool)]
         where = f", the earliest at token {int(rows['first_differing_token'].min())}" if len(rows) else ""
         words.append(f"On {select.named(build)} {forks} of {runs} runs leave plain decoding's output{where}.")
-    return "Marks where speculative output first differs from plain output, a line a prompt. " + " ".join(words)
+    return "Marks where speculative output first differs from plain output, a line a prompt or category. " + " ".join(
+        words
+    )
 
 
 def caption(data: Frame) -> str:
@@ -124,11 +132,7 @@ def caption(data: Frame) -> str:
     tail = f" Plain decoding's margin at the forks: {margins.min():.2g} to {margins.max():.2g}." if len(margins) else ""
     lengths = sorted({int(x) for x in data["draft_length"].dropna()}) if "draft_length" in data.columns else []
     many = f", draft lengths {style.span(lengths)}" if lengths else ""
-    hidden = ""
-    if data["prompt"].nunique() > 16:
-        hidden = (
-            f" {data['prompt'].nunique() - forked['prompt'].nunique()} prompts without a fork are not drawn."
-            if len(forked)
-            else " 16 of them are drawn."
-        )
+    hidden = " A line is a kind of prompt." if _lines(data) == "category" else ""
+    if data[_lines(data)].nunique() > MOST:
+        hidden += f" The first {MOST} are drawn."
     return f"{select.setting(data)}; {style.count(data['prompt'].nunique(), 'prompt')}{many}.{hidden}{tail}"

@@ -11,7 +11,7 @@ from hiraishin.results import ResultSet
 
 ID = "pass-to-scale"
 TITLE = "One pass, to scale"
-NOTEBOOK = "04_price"
+NOTEBOOK = "09_price"
 
 
 def data(results: ResultSet, *, quant: str | None = None) -> Frame:

@@ -11,7 +11,8 @@ from hiraishin.results import ResultSet
 
 ID = "price"
 TITLE = "The price of exactness"
-NOTEBOOK = "04_price"
+NOTEBOOK = "09_price"
+UNSTEADY = 0.15  # quartile range over median from which the caption warns
 PUBLISHED = (
     ("stock", 9, "price.stock_9"),
     ("exact", 9, "price.exact_9"),
@@ -38,7 +39,7 @@ def one_unit(frame: Frame) -> Frame:
 
 
 def data(results: ResultSet, *, quant: str | None = None, context: int | None = None, published: bool = True) -> Frame:
-    """One row per arm and width: median ms, ratio over stock's one-token pass, quartiles of the ratio over the rounds.
+    """One row per arm and width: median ms, ratio over stock's one-token pass with its quartiles, ratio over its own.
 
     Rows with ``origin`` = ``published`` are the post's numbers, from another machine and model; they carry no times.
     """
@@ -62,6 +63,8 @@ def data(results: ResultSet, *, quant: str | None = None, context: int | None = 
     out.loc[out["missing"] > 0, "median_ms"] = float("nan")
     for name, column in (("ratio", "median_ms"), ("ratio_low", "low_ms"), ("ratio_high", "high_ms")):
         out[name] = out[column] / base
+    own = out[out["width"] == 1].set_index("build")["median_ms"]
+    out["ratio_own"] = out["median_ms"] / out["build"].map(own)
     out = out.drop(columns="missing").assign(origin="measured", base=base_arm)
     numbers = select.published().get("numbers", {}) if published else {}
     machine = select.published().get("source", {}).get("machine", "")
@@ -162,8 +165,21 @@ def caption(data: Frame) -> str:
     at = f", {int(rows['context'].iloc[0])} tokens of context" if "context" in rows.columns else ""
     other = data[data["origin"] == "published"]
     hollow = f" Hollow: published, {other['machine'].iloc[0]}, not measured here." if len(other) else ""
+    own = ", ".join(
+        f"{select.named(r.build)} {r.ratio_own:.2f}×"
+        for a in select.in_order(rows["build"])
+        for r in rows[(rows["build"] == a) & (rows["width"] == _at(data))].itertuples()
+        if pd.notna(r.ratio_own)
+    )
+    base = rows[(rows["build"] == rows["base"].iloc[0]) & (rows["width"] == 1)]
+    swing = float((base["ratio_high"] - base["ratio_low"]).iloc[0]) if len(base) else 0.0
+    care = (
+        f" That one-token pass itself swung by {100 * swing:.0f} % between quartiles: read these ratios with care."
+        if swing > UNSTEADY
+        else ""
+    )
     return (
         f"{select.setting(rows)}{at}; medians of {int(rows['rounds'].min())} interleaved rounds over "
         f"{rows['base'].iloc[0]}'s one-token median, bars from quartile to quartile, "
-        f"logits of every row asked for.{hollow}"
+        f"logits of every row asked for.{care} At {_at(data)} tokens over each build's own one-token pass: {own}.{hollow}"
     )
