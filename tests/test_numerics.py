@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hiraishin import paths
 from hiraishin.errors import UserError
 from hiraishin.numerics import attention, matvec, occupancy
 from hiraishin.numerics.floats import bits, fma32, spacing, sum_in_order
@@ -407,3 +410,45 @@ def test_the_floor_of_a_pass_is_bytes_over_bandwidth() -> None:
     assert floor_ms(4.67e9, 286) == pytest.approx(16.33, abs=0.01)
     with pytest.raises(ValueError, match="positive"):
         floor_ms(1e9, 0)
+
+
+# Against compiled code and a real GPU ----------------------------------------------------------------------------
+
+
+def test_the_register_counts_are_those_of_the_compiled_kernels() -> None:
+    kernels = json.loads((paths.ROOT / "data" / "compiled" / "registers.json").read_text(encoding="utf-8"))["kernels"]
+    found = {
+        k["queries"]: k
+        for k in kernels
+        if k["kernel"] == "flash_attn_ext_vec" and (k["arch"], k["head"], k["type"]) == (120, 128, "F16")
+    }
+    assert (LAPTOP.registers_one, LAPTOP.registers_many) == (found[1]["registers"], found[2]["registers"])
+    # Static shared memory (and 1 KB the driver keeps a block) must not be what limits occupancy, as the model assumes.
+    for kernel, registers in ((found[1], 162), (found[2], 193)):
+        assert (100 << 10) // (kernel["shared_bytes"] + 1024) > occupancy.blocks_per_sm(registers, occupancy.Gpu(26))
+
+
+@pytest.mark.real_model
+def test_the_gpu_sums_a_q6_k_row_as_the_model_says() -> None:
+    """Needs a CUDA build and its card; `tests/numerics_gpu.py` prints the same as JSON."""
+    from hiraishin.builds import find_build
+
+    try:
+        lib_dir = find_build("stock", "cuda").lib_dir
+    except UserError as error:
+        pytest.skip(f"no CUDA build: {error}")
+    script = Path(__file__).with_name("numerics_gpu.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(lib_dir)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(paths.ROOT)},
+    )
+    if done.returncode and "there is no device" in done.stderr:
+        pytest.skip("no GPU here")
+    assert done.returncode == 0, done.stderr[-2000:]
+    for columns, found in json.loads(done.stdout)["columns"].items():
+        assert found["columns_equal"], f"{columns} columns"
+        assert found["fused_equal"] == found["of"], f"{columns} columns: {found}"
