@@ -624,11 +624,22 @@ def ladder_attention(judge: Judge) -> Finding | None:
     )
 
 
+def _reach(judge: Judge, r: Any) -> int:
+    """The last KV position of a replay: from its rows, or (receipts leave out rows that are all equal) its trace's."""
+    if r.table is not None and len(r.table):
+        return int(r.table["kv_position"].max())
+    key = ("prompt", "prompt_tokens", "tokens", "model_sha256")
+    for t in judge.results("trace"):
+        if t.table is not None and all(t.inputs.get(k) == r.inputs.get(k) for k in key):
+            return int(t.table["kv_position"].max())
+    return 0
+
+
 @_test
 def ladder_three(judge: Judge) -> Finding | None:
     """Row 18."""
     runs = _exactly_without(judge, "cuda-parallel-blocks") or _exactly_without(judge, "guard", "cuda-parallel-blocks")
-    short = [r for r in runs if r.table is not None and len(r.table) and int(r.table["kv_position"].max()) < 384]
+    short = [r for r in runs if 0 < _reach(judge, r) < 384]
     if not judge.on_gpu or not short:
         return None
     return _finding(
@@ -642,7 +653,7 @@ def ladder_three(judge: Judge) -> Finding | None:
 def ladder_long(judge: Judge) -> Finding | None:
     """Row 19."""
     runs = _exactly_without(judge, "cuda-parallel-blocks") or _exactly_without(judge, "guard", "cuda-parallel-blocks")
-    long = [r for r in runs if r.table is not None and len(r.table) and int(r.table["kv_position"].max()) >= 384]
+    long = [r for r in runs if _reach(judge, r) >= 384]
     if not judge.on_gpu or not long:
         return None
     differing, flips, largest = _sums(long)
@@ -685,7 +696,7 @@ def blocks_pinned(judge: Judge) -> Finding | None:
 def padding_alone(judge: Judge) -> Finding | None:
     """Row 21."""
     runs = _exactly_without(judge, "guard")
-    crossing = [r for r in runs if r.table is not None and len(r.table) and int(r.table["kv_position"].max()) >= 256]
+    crossing = [r for r in runs if _reach(judge, r) >= 256]
     if not crossing:
         return None
     differing, _, largest = _sums(crossing)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import report_synthetic as made_up
 
@@ -23,15 +22,25 @@ def write_notebook(
     path: Path, *sources: str, parameters: str | None = PARAMETERS, title: str = "A question", kernel: str = "python3"
 ) -> Path:
     """A notebook with a title, a parameters cell and one code cell for each source."""
-    cells = [nbformat.v4.new_markdown_cell(f"# {title}\n\nSome *words*, and `code`.")]
+
+    def code(source: str, *tags: str) -> dict[str, Any]:
+        return {
+            "cell_type": "code",
+            "source": source,
+            "metadata": {"tags": list(tags)},
+            "outputs": [],
+            "execution_count": None,
+        }
+
+    text = f"# {title}\n\nSome *words*, and `code`."
+    cells: list[dict[str, Any]] = [{"cell_type": "markdown", "source": text, "metadata": {}}]
     if parameters is not None:
-        cells.append(nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}))
-    cells += [nbformat.v4.new_code_cell(source) for source in sources]
+        cells.append(code(parameters, "parameters"))
+    cells += [code(source) for source in sources]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
-    notebook = nbformat.v4.new_notebook(
-        cells=cells, metadata={"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
-    )
+    about = {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
+    notebook = {"cells": cells, "metadata": about, "nbformat": 4, "nbformat_minor": 5}
     path.write_text(json.dumps(notebook), encoding="utf-8")
     return path
 
@@ -56,7 +65,9 @@ HOSTILE_NOTEBOOK = (
     "print('plain <script>alert(1)</script> </pre> \\x00 \\u202eright to left')\n"
     "print('x' * 1_000_000)\n",
     "display(HTML('<script>document.title = \"owned\"</script><img src=x onerror=alert(1)><b>bold</b>'))\n"
-    'display(SVG(\'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20"><script>alert(1)</script><rect width="20" height="20"/></svg>\'))\n'
+    'box = \'<rect width="20" height="20"/></svg>\'\n'
+    'head = \'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">\'\n'
+    "display(SVG(head + '<script>alert(1)</script>' + box))\n"
     "pd.DataFrame({'text': ['<script>alert(1)</script>', 'fine'], 'n': [1, 2]})\n",
 )
 """Cells whose outputs try everything that a model's text could try."""
@@ -74,4 +85,5 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReportOutcome]:
             write_notebook(root / "01_hostile.ipynb", *HOSTILE_NOTEBOOK, title="Hostile outputs"),
             write_notebook(root / "02_failing.ipynb", "print('before')", "1 / 0", title="A failing cell"),
         ]
-        yield build(root / "html", made_up.run(), run_notebooks=True, notebooks=notebooks)
+        outcome = build(root / "html", made_up.run(), run_notebooks=True, notebooks=notebooks)
+    yield outcome  # outside: nothing may stay patched for the tests of other modules that run meanwhile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import figures_synthetic as synthetic
 import pytest
 
 from hiraishin import paths
+from hiraishin.bundle import write_bundle
 from hiraishin.profile import Model, Profile
-from hiraishin.results import Result, ResultSet, Store, Unit
+from hiraishin.results import Result, ResultSet
 from hiraishin.timing import summarize
 
 HOSTILE = "a <script>alert(1)</script> </pre> \x00 \u202eright to left\u202c <b>&amp;"
@@ -155,17 +155,17 @@ def everything(*, exact_stock: bool = False) -> list[Result]:
 
 def one_receipt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A receipt of a made-up GPU in a folder of receipts that the report then reads."""
-    store = Store(folder / "made-up-gpu")
-    for r in [*synthetic.replays(), *prices()]:
-        inputs = dict(r.inputs) | {"gpu_layers": 99, "model": "synthetic-8b"}
-        store.put(Unit(r.kind, inputs), r.record, r.table, r.provenance)
-    about = {
-        "profile": "cuda",
-        "machine": {"cpu": "A CPU", "gpu": {"name": "A Test GPU"}},
-        "created": "2026-01-01",
-        "commit": "0" * 40,
-    }
-    (folder / "made-up-gpu" / "receipt.json").write_text(json.dumps(about), encoding="utf-8")
+    results = [
+        synthetic.result(
+            r.kind,
+            dict(r.inputs) | {"gpu_layers": 99, "model": "synthetic-8b"},
+            dict(r.record),
+            None if r.table is None else dict(r.table),
+        )
+        for r in [*synthetic.replays(), *prices()]
+    ]
+    machine = {"cpu": "A CPU", "gpu": {"name": "A Test GPU"}}
+    write_bundle(ResultSet(profile(), machine, results, name="cuda"), folder / "made-up-gpu")
     monkeypatch.setattr(paths, "receipts_dir", lambda: folder)
 
 

@@ -273,7 +273,7 @@ def test_several_claims_become_one_number_only_when_it_is_said_how() -> None:
 
 def test_a_missing_claim_is_visible_and_remembered() -> None:
     b = book()
-    assert "not measured" in b.claim("no.such")
+    assert "not measured" in str(b.claim("no.such"))
     assert b.missing == ["no.such"]
 
 

@@ -15,7 +15,7 @@ from report_site import site  # noqa: F401  (a fixture)
 from hiraishin.report import ReportOutcome
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Dialog, Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -68,7 +68,7 @@ def browser() -> Iterator[Browser]:
 def axe() -> str:
     """The source of axe-core, from the package that carries it."""
     try:
-        import axe_playwright_python
+        import axe_playwright_python  # type: ignore[import-untyped]
     except ImportError:
         pytest.fail("no axe-core: install axe-playwright-python with `make setup`", pytrace=False)
     return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
@@ -76,6 +76,23 @@ def axe() -> str:
 
 def pages(outcome: ReportOutcome) -> list[Path]:
     return sorted(outcome.index.parent.rglob("*.html"))
+
+
+def listen(tab: Page) -> tuple[list[str], list[str]]:
+    """Every address the page asks for, and everything it says: console, errors, dialogs, failed requests."""
+    asked: list[str] = []
+    said: list[str] = []
+
+    def dismiss(dialog: Dialog) -> None:
+        said.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("requestfailed", lambda request: said.append(f"failed: {request.url}"))
+    tab.on("dialog", dismiss)
+    return asked, said
 
 
 def violations(browser: Browser, axe: str, page: Path, scheme: str) -> list[str]:
@@ -113,13 +130,7 @@ def test_no_page_asks_for_anything_outside_or_complains(site: ReportOutcome, bro
     for page in pages(site):
         context = browser.new_context(offline=True)
         tab = context.new_page()
-        asked: list[str] = []
-        said: list[str] = []
-        tab.on("request", lambda request, asked=asked: asked.append(request.url))
-        tab.on("console", lambda message, said=said: said.append(message.text))
-        tab.on("pageerror", lambda error, said=said: said.append(str(error)))
-        tab.on("dialog", lambda dialog, said=said: (said.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        tab.on("requestfailed", lambda request, said=said: said.append(f"failed: {request.url}"))
+        asked, said = listen(tab)
         tab.goto(page.as_uri(), wait_until="load")
         assert [url for url in asked if not url.startswith((root, "data:"))] == []
         assert said == []

@@ -68,6 +68,10 @@ def drop(name: str) -> Callable[[Path], None]:
     return lambda site: (site / name).unlink()
 
 
+def blank_provenance(site: Path) -> None:
+    (site / "figures" / "float-order.json").write_text("{}", encoding="utf-8")
+
+
 PLANTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a link outside": (insert('<a href="https://example.org">x</a>'), "refers outside the report"),
     "a picture from outside": (
@@ -102,7 +106,7 @@ PLANTED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a figure without provenance": (insert('<figure id="f"><figcaption>x</figcaption></figure>'), "has no provenance"),
     "a figure whose provenance is gone": (drop("figures/float-order.json"), "cannot be read"),
     "a figure whose provenance is empty": (
-        lambda s: (s / "figures" / "float-order.json").write_text("{}") and None,
+        blank_provenance,
         "does not say",
     ),
     "a typed number": (insert("<p>It is 3 times faster.</p>"), "a number without a claim"),

@@ -316,5 +316,5 @@ def test_a_data_frame_becomes_a_table_with_real_headers(tmp_path: Path) -> None:
 
 
 def test_progress_bars_leave_no_trace(tmp_path: Path) -> None:
-    bar = {"output_type": "stream", "name": "stderr", "text": "\r 10%|#   | 1/10\r100%|####| 10/10"}
+    bar: dict[str, object] = {"output_type": "stream", "name": "stderr", "text": "\r 10%|#   | 1/10\r100%|####| 10/10"}
     assert page_of(tmp_path, bar) == ""

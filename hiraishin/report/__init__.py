@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -21,10 +20,11 @@ from hiraishin import paths
 if TYPE_CHECKING:
     from hiraishin.profile import Profile
     from hiraishin.report.execute import Executed
+    from hiraishin.report.facts import Book
     from hiraishin.report.site import FigureSlot
     from hiraishin.results import ResultSet
 
-LARGEST_NOTEBOOK = 300_000
+LARGEST_NOTEBOOK = 120_000
 """Bytes of an executed notebook that the site still offers for download."""
 
 
@@ -108,9 +108,7 @@ def build_report(
             failures.append(str(error))
         else:
             slots = site.make_figures(_or_empty(results, profile), stage, "figures", counter=counter)
-            for book in books[1:]:
-                if book.results is not None and site.is_gpu(book.machine):
-                    receipt_slots[book.name] = _receipt_figures(book.results, stage, book.name, counter)
+            receipt_slots = _receipt_figures(books[1:], stage, counter)
         failures += [f"figure {s.id}: {s.problem}" for s in slots.values() if s.bug]
         pages = {nb.name for nb in executed}
         for slot in [*slots.values(), *(s for group in receipt_slots.values() for s in group.values())]:
@@ -164,17 +162,29 @@ def _or_empty(results: ResultSet | None, profile: Profile) -> ResultSet:
     return results if results is not None else ResultSet(profile, {}, [], name=profile.name)
 
 
-def _receipt_figures(results: ResultSet, stage: Path, name: str, counter: list[int]) -> dict[str, FigureSlot]:
-    """Figures of a receipt; those that look at no result of it (pure arithmetic) would repeat the article's."""
-    from hiraishin.report import site
+RECEIPT_FIGURES = ("patch-ladder", "replay-map", "price")
+"""What a receipt's chapter shows; a figure for each kind of evidence, or the site would grow with every receipt."""
 
-    slots = site.make_figures(results, stage, f"figures/{name}", prefix=f"{name}-", counter=counter)
-    for id, slot in list(slots.items()):
-        if slot.ok and not json.loads((stage / slot.folder / f"{id}.json").read_text(encoding="utf-8"))["results"]:
-            slots.pop(id)
-            for path in (stage / slot.folder).glob(f"{id}.*"):
-                path.unlink()
-    return slots
+
+def _receipt_figures(books: Sequence[Book], stage: Path, counter: list[int]) -> dict[str, dict[str, FigureSlot]]:
+    """For each GPU each figure once, from the receipt with the most results that can carry it."""
+    from hiraishin.report import site
+    from hiraishin.report.facts import machine_label
+
+    made: dict[str, dict[str, FigureSlot]] = {}
+    taken: set[tuple[str, str]] = set()
+    carrying = [b for b in books if b.results is not None and site.is_gpu(b.machine)]
+    for book in sorted(carrying, key=lambda b: -len(b.results.results if b.results else [])):
+        gpu = machine_label(book.machine, book.name)
+        wanted = [id for id in RECEIPT_FIGURES if (gpu, id) not in taken]
+        if not wanted or book.results is None:
+            continue
+        slots = site.make_figures(
+            book.results, stage, f"figures/{book.name}", prefix=f"{book.name}-", counter=counter, only=wanted
+        )
+        made[book.name] = slots
+        taken |= {(gpu, id) for id, slot in slots.items() if slot.ok}
+    return made
 
 
 def _notebook_pages(

@@ -12,9 +12,9 @@ import jinja2
 from markupsafe import Markup
 
 from hiraishin import paths
-from hiraishin.report.facts import Book, Fact, Published
+from hiraishin.report.facts import Book, Published, format_number, machine_label
 from hiraishin.report.site import Download, FigureSlot, is_gpu
-from hiraishin.report.story import Story, arm_of
+from hiraishin.report.story import Story, arm_of, settings_words
 
 PAGES = (
     {"name": "Article", "href": "index.html"},
@@ -118,11 +118,7 @@ class Writer:
             sections=sections(story, further=bool(unplaced)),
             fig=lambda id: figures.get(id) or FigureSlot(id, known=False, problem="no such figure", anchor=f"fig-{id}"),
             unplaced=unplaced,
-            gpus=[
-                {"book": b, "story": Story(b), "figures": [f for f in receipt_figures.get(b.name, {}).values() if f.ok]}
-                for b in books[1:]
-                if is_gpu(b.machine)
-            ],
+            gpus=gpu_chapters(books, receipt_figures),
             ledger=ledger,
             notebooks=notebooks,
             failures=failures,
@@ -143,6 +139,72 @@ class Writer:
         self.page("provenance.html.j2", "provenance.html", origins=[book_origin(b) for b in books], missing=missing)
 
 
+def gpu_chapters(books: Sequence[Book], figures: Mapping[str, Mapping[str, FigureSlot]]) -> list[dict[str, Any]]:
+    """One chapter a GPU: every setting that its receipts replayed, what is exact, what is not, and the figures.
+
+    Each figure is shown once a chapter, from the receipt that has the most results.
+    """
+    chapters: dict[str, list[Book]] = {}
+    for book in books:
+        if is_gpu(book.machine) and book.results is not None:
+            chapters.setdefault(machine_label(book.machine, book.name), []).append(book)
+    made = []
+    for name, members in chapters.items():
+        rows = [row for book in members for row in setting_rows(book)]
+        measured = [row for row in rows if row["left"] is not None]
+        shown: dict[str, FigureSlot] = {}
+        for book in sorted(members, key=lambda b: -len(b.results.results if b.results else [])):
+            for id, slot in figures.get(book.name, {}).items():
+                if slot.ok and id not in shown:
+                    shown[id] = slot
+        made.append(
+            {
+                "name": name,
+                "books": members,
+                "rows": rows,
+                "settings": counted(len(measured), "settings", members),
+                "exact": counted(sum(row["left"].value == 0 for row in measured), "exact", members),
+                "not_exact": [row for row in measured if row["left"].value],
+                "stock_exact": [row for row in rows if row["stock"] is not None and row["stock"].value == 0],
+                "stories": [(book, Story(book)) for book in members],
+                "synthetic": any(Story(book).synthetic for book in members),
+                "figures": list(shown.values()),
+            }
+        )
+    return made
+
+
+def counted(value: int, what: str, books: Sequence[Book]) -> Markup:
+    """A count over receipts, as an element that names them."""
+    return Markup(
+        '<data class="claim" value="{0}" data-claim="replay.differing_positions" data-result="{1}: {2}">{0}</data>'
+    ).format(value, what, " ".join(b.name for b in books))
+
+
+def setting_rows(book: Book) -> list[dict[str, Any]]:
+    """What a book's replays say, a row for each weight type and way of making the context; stock beside patched."""
+    keys: dict[str, Mapping[str, Any]] = {}
+    for claim in book.claims:
+        if claim.id == "replay.positions_compared" and claim.build in ("stock", "patched"):
+            keys.setdefault(json.dumps(dict(claim.params), sort_keys=True), claim.params)
+    model = Story(book).model_name
+    rows = []
+    for _, params in sorted(keys.items(), key=lambda item: _natural(item[0])):
+        rows.append(
+            {
+                "model": model,
+                "setting": params_words(params),
+                "width": book.fact("replay.first_differing_width", "stock", "min", **params),
+                "stock": book.fact("replay.differing_positions", "stock", "sum", **params),
+                "stock_of": book.fact("replay.positions_compared", "stock", "sum", **params),
+                "largest": book.fact("replay.max_abs_diff", "stock", "max", **params),
+                "left": book.fact("replay.differing_positions", "patched", "sum", **params),
+                "of": book.fact("replay.positions_compared", "patched", "sum", **params),
+            }
+        )
+    return rows
+
+
 def _named_figures(env: jinja2.Environment) -> set[str]:
     """Figure ids that the article's templates place themselves (string constants handed to ``fig``)."""
     import re
@@ -160,6 +222,8 @@ def claim_groups(books: Sequence[Book]) -> list[dict[str, Any]]:
     ids: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for book in books:
         for claim in book.claims:
+            if claim.id.startswith("replay.width_"):
+                continue  # one row a width and setting: thousands, in the data files
             key = (claim.build or "", json.dumps(dict(claim.params), sort_keys=True))
             ids.setdefault(claim.id, {}).setdefault(key, {})[book.name] = claim
     groups = []
@@ -168,7 +232,7 @@ def claim_groups(books: Sequence[Book]) -> list[dict[str, Any]]:
         for (build, params), cells in sorted(
             rows.items(), key=lambda item: (_natural(item[0][1]), item[0][0] != "stock", item[0][0])
         ):
-            shown = ", ".join(f"{k} {_word(v)}" for k, v in json.loads(params).items())
+            shown = params_words(json.loads(params))
             listed.append({"build": build, "params": shown, "cells": [_cell(cells.get(b.name)) for b in books]})
         present = [b for b in books if any(c.id == id for c in b.claims)]
         keep = [i for i, b in enumerate(books) if b in present]
@@ -191,18 +255,23 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def _word(value: Any) -> str:
-    return (
-        {True: "yes", False: "no", None: "none"}.get(value, str(value))
-        if isinstance(value, bool) or value is None
-        else str(value)
-    )
+def params_words(params: Mapping[str, Any]) -> str:
+    """A claim's parameters in words: settings as a reader knows them, the rest by name; what is unset is left out."""
+    known = settings_words([params])
+    rest = {k: v for k, v in params.items() if k not in ("flash_attn", "kv_type", "threads") and v is not None}
+    quant = rest.pop("quant", None)
+    words = [str(quant)] if quant is not None else []
+    words += [f"{k.replace('_', ' ')} {'yes' if v is True else 'no' if v is False else v}" for k, v in rest.items()]
+    return ", ".join([*words, *([known] if known else [])])
 
 
 def _cell(claim: Any) -> Any:
+    """A value of the receipts page; its row and section say which claim it is."""
     if claim is None:
-        return Markup('<span class="muted">–</span>')
-    return Fact(claim.value, claim.unit, (claim,))
+        return "–"
+    return Markup('<data value="{}">{}</data>').format(
+        "" if claim.value is None else repr(claim.value), format_number(claim.value, claim.unit)
+    )
 
 
 def book_origin(book: Book) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import bleach
+import bleach  # type: ignore[import-untyped]
 import nbformat
 from bs4 import BeautifulSoup
 from markupsafe import Markup
@@ -74,7 +74,7 @@ def read_notebook(path: Path, title: str, image_prefix: str) -> NotebookPage:
         title: the page's title, used where an image brings no alt text.
         image_prefix: start of the names of image files (the notebook's stem).
     """
-    document = nbformat.read(str(path), as_version=4)
+    document = nbformat.read(str(path), as_version=4)  # type: ignore[no-untyped-call]
     files: dict[str, bytes] = {}
     cells: list[Cell] = []
     for index, cell in enumerate(document.cells):
@@ -98,7 +98,9 @@ def preformatted(text: str, kind: str = "text", label: str = "Output") -> Markup
     """Untrusted text in a scrolling, bidi-isolated ``<pre>``."""
     shown = re.sub(r"\x1b(?!\[)", "␛", visible(text))
     return Markup('<pre class="output {}" tabindex="0" aria-label="{}"><bdi>{}</bdi></pre>').format(
-        kind, label, Markup(ansi2html(shown))
+        kind,
+        label,
+        Markup(ansi2html(shown)),  # type: ignore[no-untyped-call]
     )
 
 
@@ -129,7 +131,7 @@ def _markdown(source: str, *, first: bool) -> Markup:
 
 
 def _highlight(source: str) -> Markup:
-    html = Highlight2HTML(pygments_lexer="python")(source)
+    html = Highlight2HTML(pygments_lexer="python")(source)  # type: ignore[no-untyped-call]
     return Markup(html.replace("<pre>", '<pre tabindex="0" aria-label="Code">', 1))
 
 

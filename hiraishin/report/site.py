@@ -7,6 +7,7 @@ old site whole; ``report.json`` is the last file written and the only evidence t
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -14,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ LARGEST_DOWNLOAD = 300_000
 LARGEST_PLAIN_CSV = 150_000
 """Bytes of a figure's data that is offered as it is; more is compressed."""
 
-ALL_DOWNLOADS = 1_200_000
+ALL_DOWNLOADS = 800_000
 """Bytes of all downloadable tables together, so that the site keeps to its budget."""
 
 
@@ -76,7 +77,12 @@ class FigureSlot:
 
 
 def make_figures(
-    results: ResultSet, out: Path, folder: str, prefix: str = "", counter: list[int] | None = None
+    results: ResultSet,
+    out: Path,
+    folder: str,
+    prefix: str = "",
+    counter: list[int] | None = None,
+    only: Collection[str] = (),
 ) -> dict[str, FigureSlot]:
     """Render every figure the results can carry into ``out/folder``; a figure that fails is named, the rest is made.
 
@@ -85,6 +91,7 @@ def make_figures(
         out: the site's root.
         folder: where the files go, relative to ``out``.
         prefix: start of the anchors (a receipt's name), so that ids stay unique on a page.
+        only: ids to draw; all by default.
         counter: shared by all figures of one page, for their numbers.
     """
     from hiraishin import figures
@@ -93,6 +100,8 @@ def make_figures(
     slots: dict[str, FigureSlot] = {}
     shared = counter if counter is not None else [0]
     for id, module in figures.registry().items():
+        if only and id not in only:
+            continue
         slot = FigureSlot(id, title=module.TITLE.rstrip("."), notebook=module.NOTEBOOK, folder=folder, _counter=shared)
         slot.anchor = f"{prefix}fig-{id}"
         try:
@@ -109,8 +118,12 @@ def make_figures(
 
 
 def _slim(folder: Path, id: str) -> str:
-    """Keep the site small: no PNG beside the SVGs, and a large CSV compressed. The name of the data file."""
+    """Keep the site small: no PNG beside the SVGs, a large CSV compressed, provenance factored. The data file's name."""
     (folder / f"{id}.png").unlink(missing_ok=True)
+    record = folder / f"{id}.json"
+    record.write_bytes(
+        json.dumps(_factored(json.loads(record.read_text(encoding="utf-8"))), sort_keys=True).encode() + b"\n"
+    )
     data = folder / f"{id}.csv"
     if data.stat().st_size <= LARGEST_PLAIN_CSV:
         return data.name
@@ -118,6 +131,22 @@ def _slim(folder: Path, id: str) -> str:
     packed.write_bytes(gzip.compress(data.read_bytes(), 9, mtime=0))
     data.unlink()
     return packed.name
+
+
+def _factored(record: dict[str, Any]) -> dict[str, Any]:
+    """A figure's provenance with what all its results share said once: ``common_inputs``, and ``provenances`` by number."""
+    results = record.get("results") or []
+    if len(results) < 2:
+        return record
+    first = results[0]["inputs"]
+    common = {k: v for k, v in first.items() if all(k in r["inputs"] and r["inputs"][k] == v for r in results)}
+    numbers: dict[str, int] = {}
+    listed = []
+    for r in results:
+        number = numbers.setdefault(json.dumps(r["provenance"], sort_keys=True), len(numbers))
+        own = {k: v for k, v in r["inputs"].items() if k not in common}
+        listed.append({"kind": r["kind"], "key": r["key"], "inputs": own, "provenance": number})
+    return {**record, "results": listed, "common_inputs": common, "provenances": [json.loads(text) for text in numbers]}
 
 
 def svg_size(path: Path) -> tuple[int, int]:
@@ -146,14 +175,10 @@ def make_books(results: ResultSet | None, profile: Profile, failures: list[str])
             continue
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.parent.name)
         label = machine_label(receipt.machine, path.parent.name)
+        label = f"{label}, {receipt.name}" if receipt.name else label
         books.append(Book(name, label, receipt.machine, tuple(_claims_of(claims, receipt, name, failures)), receipt))
     labels = [b.label for b in books]
-    return [
-        b
-        if labels.count(b.label) == 1 or b.name == "here"
-        else Book(b.name, f"{b.label} ({b.name})", b.machine, b.claims, b.results)
-        for b in books
-    ]
+    return [b if labels.count(b.label) == 1 else dataclasses.replace(b, label=f"{b.label} ({b.name})") for b in books]
 
 
 def _claims_of(
@@ -214,7 +239,9 @@ def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any]
             "machine": dict(book.machine),
             "claims": rows,
         }
-        put(f"{stem}.json", f"every claim, {book.label}", _json(document), always=True)
+        put(f"{stem}.json", f"every claim, {book.label}", _json(document, indent=None), always=True)
+        if book.name != "here":
+            continue
         put(
             f"{stem}.csv",
             f"every claim, {book.label}",
@@ -259,8 +286,8 @@ def _claim_dict(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str).encode() + b"\n"
+def _json(value: Any, indent: int | None = 1) -> bytes:
+    return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False, default=str).encode() + b"\n"
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

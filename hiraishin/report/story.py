@@ -81,6 +81,11 @@ class Story:
         return {}
 
     @cached_property
+    def model_name(self) -> str:
+        """The model, without its weight type."""
+        return str(self._replay_inputs.get("model") or "")
+
+    @cached_property
     def model(self) -> str:
         """Model and weight type in words."""
         name = str(self._replay_inputs.get("model") or "")
@@ -397,7 +402,7 @@ class Story:
         ]
         if plain is None or not found:
             return None
-        best = max(found, key=lambda c: c.value)
+        best = max(found, key=lambda c: c.value or 0.0)
         gain = ratio(Fact(best.value, best.unit, (best,)), plain)
         return None if gain is None else {"gain": gain, "drafter": str(best.params.get("drafter"))}
 
