@@ -95,13 +95,33 @@ def _words(data: Frame, arms: tuple[str, ...] | None = None) -> str:
     )
 
 
+def _own(data: Frame) -> str:
+    """The ratios over each build's own one-token pass, in words."""
+    rows = _measured(data)[_measured(data)["width"] == _at(data)]
+    found = [(a, rows[rows["build"] == a]["ratio_own"].iloc[0]) for a in select.in_order(rows["build"])]
+    return ", ".join(f"{select.named(a)} {ratio:.2f}×" for a, ratio in found if pd.notna(ratio))
+
+
+def _swing(data: Frame) -> float:
+    """How far the quartiles of the one-token pass lie apart that everything is divided by, over its median."""
+    rows = _measured(data)
+    base = rows[(rows["build"] == rows["base"].iloc[0]) & (rows["width"] == 1)]
+    return float((base["ratio_high"] - base["ratio_low"]).iloc[0]) if len(base) else 0.0
+
+
+def _title(data: Frame) -> str:
+    base = select.named(str(_measured(data)["base"].iloc[0]))
+    unsteady = ", which was unsteady" if _swing(data) > UNSTEADY else ""
+    return f"A pass of {_at(data)} tokens: {_words(data, select.ARMS)} the time of {base}'s one-token pass{unsteady}"
+
+
 @style.styled
 def draw(data: Frame, theme: Theme) -> Figure:
     """Ratio by width with quartile bars; published numbers are hollow, unconnected and labelled with their machine."""
     style.require(data, ID, "pass times", ("origin", "build"))
     measured = _measured(data)
     style.require(measured, ID, "pass times", (), ("width", "ratio", "ratio_low", "ratio_high"))
-    figure = style.new(4.3, f"A pass of {_at(data)} tokens over a pass of one: {_words(data, select.ARMS)}")
+    figure = style.new(4.3, _title(data))
     axes = figure.subplots()
     looks = [("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", (0, (5, 1, 1, 1))), ("P", (0, (1, 1)))]
     colours = {"stock": theme.stock, "patched": theme.exact}
@@ -139,7 +159,8 @@ def draw(data: Frame, theme: Theme) -> Figure:
         )
     axes.axhline(1, color=theme.muted, linewidth=1, linestyle=":")
     top = int(measured["width"].max())
-    axes.set(xlim=(0.6, max(top, 9) + 0.6), xlabel="tokens in the pass", ylabel="time over a one-token pass")
+    base = select.named(str(measured["base"].iloc[0]))
+    axes.set(xlim=(0.6, max(top, 9) + 0.6), xlabel="tokens in the pass", ylabel=f"time over {base}'s one-token pass")
     axes.set_ylim(bottom=0)
     axes.set_xticks([w for w in range(1, top + 1) if top <= 10 or w % 2 == 0 or w == 1])
     axes.grid(axis="y")
@@ -151,7 +172,11 @@ def draw(data: Frame, theme: Theme) -> Figure:
 def alt(data: Frame) -> str:
     """The finding in words."""
     widths = sorted(int(w) for w in _measured(data)["width"].unique())
-    text = f"Lines of pass time over a one-token pass, widths {widths[0]} to {widths[-1]}. At {_at(data)} tokens: {_words(data)}."
+    base = select.named(str(_measured(data)["base"].iloc[0]))
+    text = (
+        f"Lines of pass time over {base}'s one-token pass, widths {widths[0]} to {widths[-1]}. At {_at(data)} tokens: "
+        f"{_words(data)}; over each build's own one-token pass: {_own(data)}."
+    )
     other = data[data["origin"] == "published"]
     if len(other):
         points = ", ".join(f"{r.build} {r.ratio:g}× at {int(r.width)}" for r in other.itertuples())
@@ -165,21 +190,13 @@ def caption(data: Frame) -> str:
     at = f", {int(rows['context'].iloc[0])} tokens of context" if "context" in rows.columns else ""
     other = data[data["origin"] == "published"]
     hollow = f" Hollow: published, {other['machine'].iloc[0]}, not measured here." if len(other) else ""
-    own = ", ".join(
-        f"{select.named(r.build)} {r.ratio_own:.2f}×"
-        for a in select.in_order(rows["build"])
-        for r in rows[(rows["build"] == a) & (rows["width"] == _at(data))].itertuples()
-        if pd.notna(r.ratio_own)
-    )
-    base = rows[(rows["build"] == rows["base"].iloc[0]) & (rows["width"] == 1)]
-    swing = float((base["ratio_high"] - base["ratio_low"]).iloc[0]) if len(base) else 0.0
     care = (
-        f" That one-token pass itself swung by {100 * swing:.0f} % between quartiles: read these ratios with care."
-        if swing > UNSTEADY
+        f" That one-token pass itself swung by {100 * _swing(data):.0f} % between quartiles: read these ratios with care."
+        if _swing(data) > UNSTEADY
         else ""
     )
     return (
         f"{select.setting(rows)}{at}; medians of {int(rows['rounds'].min())} interleaved rounds over "
         f"{rows['base'].iloc[0]}'s one-token median, bars from quartile to quartile, "
-        f"logits of every row asked for.{care} At {_at(data)} tokens over each build's own one-token pass: {own}.{hollow}"
+        f"logits of every row asked for.{care} At {_at(data)} tokens over each build's own one-token pass: {_own(data)}.{hollow}"
     )
