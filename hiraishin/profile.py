@@ -162,6 +162,8 @@ class Profile(_Strict):
     title: str
     backend: Literal["cpu", "cuda"] = "cpu"
     model: Model = Field(default_factory=Model)
+    draft: Model | None = None
+    """The draft model of drafters of kind ``model``; ``None`` is the target itself in the drafter's quant."""
     settings: Settings = Field(default_factory=Settings)
     replay: list[ReplayMatrix] = Field(default_factory=list)
     price: list[PriceMatrix] = Field(default_factory=list)

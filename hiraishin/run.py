@@ -115,7 +115,7 @@ def _run_tasks(context: Context, matrix: RunMatrix) -> Iterator[Task]:
     draft_quants = sorted({d.quant for d in matrix.drafters if d.kind == "model"})
     for quant in matrix.quants or [profile.model.quant]:
         model = context.model(quant)
-        drafts = {q: context.model(q) for q in draft_quants}
+        drafts = {q: context.draft(q) for q in draft_quants}
         settings = _settings(profile)
         # Arms take turns prompt by prompt, so that speeds compared were measured side by side.
         for prompt, arm_name in itertools.product(prompts, matrix.arms):

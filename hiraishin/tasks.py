@@ -14,7 +14,7 @@ from typing import Any
 from hiraishin import paths
 from hiraishin.builds import Build, find_build
 from hiraishin.errors import UserError
-from hiraishin.models import ModelFile, resolve
+from hiraishin.models import ModelFile, check_memory, resolve
 from hiraishin.profile import LocalizeMatrix, PriceMatrix, Profile, ReplayMatrix, RunMatrix
 from hiraishin.prompts import Prompt
 from hiraishin.results import Unit
@@ -112,6 +112,11 @@ class Context:
             self._models[key] = resolve(self.profile.model, key, echo=self.echo)
         return self._models[key]
 
+    def draft(self, quant: str) -> ModelFile:
+        """The draft model of a drafter: the profile's ``[draft]``, else the target in another quant."""
+        draft = self.profile.draft
+        return self.model(quant) if draft is None else resolve(draft, quant, echo=self.echo)
+
     def worker(self, name: str, env: Mapping[str, str] | None = None) -> Worker:
         """The one child process of a build (and of an environment, where one is given); a new one after a crash."""
         key = (name, spell_env(env) or "")
@@ -150,7 +155,7 @@ class Context:
         return [self._tokens[(model.sha256, p.sha256)] for p in prompts]
 
     def check_fits(self, model: ModelFile, prompts: list[Prompt], extra: int, limit: int | None) -> None:
-        """Refuse prompts that do not fit in the trained context, all named at once."""
+        """Refuse prompts that do not fit in the trained context, all named at once, and what does not fit in memory."""
         tokens = self.tokenize(model, prompts)
         n_ctx = self._n_ctx_train.get(model.sha256, 0)
         long = [
@@ -164,6 +169,15 @@ class Context:
                 + ", ".join(long),
                 "Shorten them or ask for fewer tokens.",
             )
+        settings = self.profile.settings
+        check_memory(
+            model.path,
+            max(min(len(t), limit or len(t)) for t in tokens) + extra,
+            settings.kv_type,
+            rows=extra,
+            n_batch=settings.n_batch,
+            gpu=settings.gpu_layers > 0,
+        )
 
 
 @dataclass
