@@ -314,11 +314,16 @@ def reference(judge: Judge) -> Finding | None:
     return None
 
 
+FEWEST_PROMPTS = 8
+"""Prompts that a comparison of speeds needs before it is evidence."""
+
+
 @_test
 def plain_speed(judge: Judge) -> Finding | None:
     """Row 36."""
     stock, patched = judge.fact("plain.tokens_per_second", "stock"), judge.fact("plain.tokens_per_second", "patched")
-    if stock is None or patched is None or not stock.value or not patched.value:
+    prompts = {str(r.inputs.get("prompt")) for r in judge.results("plain", build="stock")}
+    if stock is None or patched is None or not stock.value or not patched.value or len(prompts) < FEWEST_PROMPTS:
         return None
     return _finding(patched.value / stock.value > 1.04, "interleaved: stock {}, patched {}", stock, patched)
 
@@ -490,11 +495,15 @@ def width_two(judge: Judge) -> Finding | None:
 @_test
 def replay_zero(judge: Judge) -> Finding | None:
     """Row 28."""
-    compared = judge.fact("replay.positions_compared", "patched", "sum")
-    differing = judge.fact("replay.differing_positions", "patched", "sum")
+    named = [q for q in ("Q4_K_M", "Q6_K") if judge.book.has("replay.positions_compared", "patched", quant=q)]
+    if not named:
+        return None
+    compared = judge.fact("replay.positions_compared", "patched", "sum", quant=named)
+    differing = judge.fact("replay.differing_positions", "patched", "sum", quant=named)
     if compared is None or differing is None or not compared.value:
         return None
-    return _finding(differing.value == 0, "{} of {} rows differ", differing, compared)
+    types = Markup(" and ").join(Markup("<code>{}</code>").format(q) for q in named)
+    return _finding(differing.value == 0, "{} of {} rows differ ({})", differing, compared, types)
 
 
 def _patched(judge: Judge, at: Callable[[Any], bool] = lambda r: True) -> Finding | None:
@@ -511,16 +520,20 @@ def _patched(judge: Judge, at: Callable[[Any], bool] = lambda r: True) -> Findin
     )
 
 
+def _quantized(r: Any) -> bool:
+    return str(r.inputs.get("quant", "")).upper() not in ("F32", "F16", "BF16", "")
+
+
 @_test
 def gpu_exact(judge: Judge) -> Finding | None:
-    """Row 14."""
-    return _patched(judge)
+    """Row 14: the quantized mat-vec is what the claim is about."""
+    return _patched(judge, _quantized)
 
 
 @_test
 def gpu_exact_wide(judge: Judge) -> Finding | None:
     """Row 15."""
-    return _patched(judge, lambda r: r.inputs["width"] > 8)
+    return _patched(judge, lambda r: r.inputs["width"] > 8 and _quantized(r))
 
 
 def _origins(judge: Judge, at: Callable[[int], bool]) -> list[tuple[Any, Mapping[str, Any]]]:
@@ -711,16 +724,29 @@ def padding_alone(judge: Judge) -> Finding | None:
 # Price -----------------------------------------------------------------------------------------------------------
 
 
+UNSTEADY = 0.15
+"""Interquartile range, as a share, of the reference pass beyond which no ratio over it is evidence."""
+
+
 def _price(judge: Judge, build: str, width: int, quant: Any = None) -> Fact | None:
+    """The price of a pass, from the shortest context measured steadily; ``None`` when no measurement was steady."""
     found = [
         c
         for c in judge.book.find("price.ratio", build, width=width)
-        if c.value is not None and (quant is None or c.params.get("quant") == quant)
+        if c.value is not None and (quant is None or c.params.get("quant") == quant) and _steady(judge, c)
     ]
     if not found:
         return None
     first = min(found, key=lambda c: (c.params.get("context") or 0, str(c.params.get("quant"))))
     return Fact(first.value, "x", (first,))
+
+
+def _steady(judge: Judge, claim: Any) -> bool:
+    for r in judge.results("price"):
+        if all(r.inputs.get(k) == claim.params.get(k) for k in ("quant", "context", "model") if k in claim.params):
+            spread = (r.record.get("spread") or {}).get(r.record.get("base") or "stock") or {}
+            return float(spread.get("1") or 0.0) <= UNSTEADY
+    return True
 
 
 def _fast_part(judge: Judge) -> str:

@@ -117,7 +117,7 @@ def build_report(
         echo("pages")
         writer = article.Writer(stage, provenance.commit())
         published = facts.load_published()
-        rows = ledger.rows(books, published)
+        rows = ledger.rows(site.by_machine(books), published)
         writer.article(
             books,
             slots,

@@ -181,6 +181,26 @@ def make_books(results: ResultSet | None, profile: Profile, failures: list[str])
     return [b if labels.count(b.label) == 1 else dataclasses.replace(b, label=f"{b.label} ({b.name})") for b in books]
 
 
+def by_machine(books: Sequence[Book]) -> list[Book]:
+    """The books for the ledger: this run, then one book for each other machine, with all that its receipts hold."""
+    from hiraishin.results import ResultSet
+
+    groups: dict[str, list[Book]] = {}
+    for book in books[1:]:
+        groups.setdefault(machine_label(book.machine, book.label), []).append(book)
+    merged = [
+        Book(
+            members[0].name,
+            label,
+            members[0].machine,
+            tuple(c for b in members for c in b.claims),
+            ResultSet(None, members[0].machine, [r for b in members if b.results for r in b.results.results]),
+        )
+        for label, members in groups.items()
+    ]
+    return [*books[:1], *merged]
+
+
 def _claims_of(
     claims: Callable[[ResultSet], list[Claim]], results: ResultSet, name: str, failures: list[str]
 ) -> list[Claim]:

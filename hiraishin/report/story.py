@@ -231,6 +231,21 @@ class Story:
         return found
 
     @cached_property
+    def price_unsteady(self) -> Markup | None:
+        """The spread of the reference pass in percent, when it is too wide to quote ratios over it; else ``None``."""
+        from hiraishin.ledger import UNSTEADY
+
+        for r in self.book.results.of("price") if self.book.results else []:
+            if r.inputs.get("quant") == self.quant:
+                spread = (r.record.get("spread") or {}).get(r.record.get("base") or "stock") or {}
+                value = float(spread.get("1") or 0.0)
+                if value > UNSTEADY:
+                    return Markup(
+                        '<data class="claim" value="{}" data-claim="price.ratio" data-result="{}">{:.0f}%</data>'
+                    ).format(value, r.key, 100 * value)
+        return None
+
+    @cached_property
     def price_width(self) -> Markup:
         """The width that the short version prices, as an element."""
         return Markup('<data class="claim" value="{0}" data-claim="price.ratio" data-param="width">{0}</data>').format(
@@ -246,7 +261,7 @@ class Story:
     @cached_property
     def price_wide(self) -> dict[str, Fact] | None:
         """The price at that width by build, or ``None``."""
-        if self._wide_width is None:
+        if self._wide_width is None or self.price_unsteady is not None:
             return None
         found: dict[str, Fact] = {}
         for build in ("stock", "patched"):
