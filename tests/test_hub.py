@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -211,8 +212,8 @@ def test_no_server_at_all_is_one_line(server: Hub, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_full_disk_is_told_before_the_download(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = hub.shutil.disk_usage("/")
-    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
     assert "GB are free" in refused(wanted())
     assert partials() == []
 
