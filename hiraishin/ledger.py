@@ -743,7 +743,8 @@ def _price(judge: Judge, build: str, width: int, quant: Any = None) -> Fact | No
 
 def _steady(judge: Judge, claim: Any) -> bool:
     for r in judge.results("price"):
-        if all(r.inputs.get(k) == claim.params.get(k) for k in ("quant", "context", "model") if k in claim.params):
+        same = ("quant", "context", "model", "settle", "env")
+        if all(r.inputs.get(k) == claim.params.get(k) for k in same if k in claim.params):
             spread = (r.record.get("spread") or {}).get(r.record.get("base") or "stock") or {}
             return float(spread.get("1") or 0.0) <= UNSTEADY
     return True

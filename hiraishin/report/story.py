@@ -228,15 +228,20 @@ class Story:
         contexts = sorted({int(c.params["context"]) for c in found if c.params.get("context") is not None})
         if contexts:
             found = [c for c in found if c.params.get("context") in (None, contexts[0])]
-        return found
+        # Claims come steadiest first: one way of timing for a weight type, the others are not mixed in.
+        ways: dict[Any, tuple[Any, Any]] = {}
+        for c in found:
+            ways.setdefault(c.params.get("quant"), (c.params.get("settle"), c.params.get("env")))
+        return [c for c in found if ways[c.params.get("quant")] == (c.params.get("settle"), c.params.get("env"))]
 
     @cached_property
     def price_unsteady(self) -> Markup | None:
         """The spread of the reference pass in percent, when it is too wide to quote ratios over it; else ``None``."""
         from hiraishin.ledger import UNSTEADY
 
+        way = next(((c.params.get("settle"), c.params.get("env")) for c in self._price_claims), None)
         for r in self.book.results.of("price") if self.book.results else []:
-            if r.inputs.get("quant") == self.quant:
+            if r.inputs.get("quant") == self.quant and (r.inputs.get("settle"), r.inputs.get("env")) == way:
                 spread = (r.record.get("spread") or {}).get(r.record.get("base") or "stock") or {}
                 value = float(spread.get("1") or 0.0)
                 if value > UNSTEADY:
