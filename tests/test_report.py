@@ -126,8 +126,8 @@ def test_a_gpu_receipt_becomes_a_chapter_and_a_column(tmp_path: Path, monkeypatc
 
 def test_a_damaged_receipt_is_named_and_the_rest_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_up.one_receipt(tmp_path / "receipts", monkeypatch)
-    manifest = next((tmp_path / "receipts" / "made-up-gpu" / "replay").glob("*.json"))
-    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"flips": ', '"flips": 1'), encoding="utf-8")
+    units = tmp_path / "receipts" / "made-up-gpu" / "units.jsonl"
+    units.write_text(units.read_text(encoding="utf-8").replace('"flips":', '"flips":1', 1), encoding="utf-8")
     outcome = build(tmp_path / "html", made_up.run())
     assert not outcome.ok
     assert any("made-up-gpu" in line for line in outcome.failures)
