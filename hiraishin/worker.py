@@ -60,6 +60,8 @@ class Worker:
             **{k: v for k, v in os.environ.items() if not k.startswith(("GGML_BATCH_INVARIANT", "GGML_CUDA_BATCH"))},
             "LLAMA_CPP_LIB_PATH": str(Path(build.lib_dir).resolve()),
             "PYTHONUTF8": "1",
+            # Where gdb is installed ggml attaches it on an abort, and its backtrace buries the assertion's own text.
+            "GGML_NO_BACKTRACE": "1",
             "PYTHONPATH": os.pathsep.join([str(paths.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             **(env or {}),
         }
