@@ -1,0 +1,342 @@
+"""Write docs/price.md from docs/price.md.j2 and the data it quotes; ``--check`` only says whether the two are in step.
+
+    python docs/make_price.py [--check]
+
+Every number of the page is looked up here: prices in the receipts of data/receipts, registers and the micro-benchmark's output in
+data/compiled, what was measured by hand or predicted in data/compiled/price.toml, the post's in data/published/post.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import jinja2  # noqa: E402
+
+from hiraishin.numerics.occupancy import Gpu, blocks_per_sm  # noqa: E402
+from hiraishin.results import Result, load_receipt  # noqa: E402
+
+COMPILED = ROOT / "data" / "compiled"
+H200 = Gpu(sms=132, warps=64, blocks=32)
+SHAPES = ((12288, 4096), (4096, 12288), (4096, 4096))  # rows, K
+BLOCK_BYTES, BLOCK_WEIGHTS = 144, 256  # a Q4_K block
+PRICES = (  # heading, receipt, inputs
+    ("synthetic 8B Q4_K_M, 256 tokens of context", "synthetic-8b", {"context": 256, "env": None, "settle": 4}),
+    ("the same, CUDA graphs off", "synthetic-8b", {"context": 256, "env": "GGML_CUDA_DISABLE_GRAPHS=1", "settle": 4}),
+    ("synthetic 8B Q4_K_M, 2,048 tokens", "synthetic-8b", {"context": 2048, "settle": 4}),
+    ("synthetic 8B Q6_K, 256 tokens", "synthetic-8b-q6", {"context": 256, "settle": 4}),
+    ("SmolLM2-135M Q4_K_M, 200 tokens", "smollm2", {"context": 200, "settle": 4}),
+)
+
+
+def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table; floats with two digits, ``None`` as an empty cell."""
+
+    def line(cells: Iterable[Any]) -> str:
+        shown = (
+            "" if c is None else f"{c:.2f}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) else c
+            for c in cells
+        )
+        return "| " + " | ".join(shown) + " |"
+
+    head = list(head)
+    return "\n".join([line(head), "| " + " | ".join("---" for _ in head) + " |", *(line(r) for r in rows)])
+
+
+def widths_in_words(widths: list[int]) -> str:
+    """``[2, 3, 4, 7]`` as ``"2 to 4, 7"``."""
+    spans: list[list[int]] = []
+    for width in widths:
+        if spans and spans[-1][1] == width - 1:
+            spans[-1][1] = width
+        else:
+            spans.append([width, width])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in spans)
+
+
+class Price:
+    """One price unit of a receipt: ratios over stock's one-token pass, by build and width."""
+
+    def __init__(self, heading: str, result: Result) -> None:
+        self.heading, self.record = heading, result.record
+        self.widths: list[int] = sorted(result.inputs["widths"])
+        self.weight_bytes = int(result.inputs["weight_bytes"])
+        self.rounds = int(result.inputs["rounds"])
+
+    def ratio(self, build: str, width: int) -> float:
+        return float(self.record["ratio"][build][str(width)])
+
+    def ms(self, build: str, width: int) -> float:
+        return float(self.record["median_ms"][build][str(width)])
+
+    def spread(self, build: str, width: int) -> float:
+        """Interquartile range over the median."""
+        return float(self.record["spread"][build][str(width)])
+
+    def dearer(self, width: int) -> float:
+        """Exact over stock at the same width."""
+        return self.ms("patched", width) / self.ms("stock", width)
+
+    def not_dearer(self) -> str:
+        """The widths from 2 on where exact takes no longer than stock."""
+        widths = [w for w in self.widths if w > 1 and self.dearer(w) <= 1]
+        return f"widths {widths_in_words(widths)}" if widths else "no width"
+
+    def differing(self) -> int:
+        """Passes of the exact build whose first row differed from the one-token pass's."""
+        return int(sum(self.record["first_row_differs"]["patched"].values()))
+
+    def rows(self) -> list[list[Any]]:
+        worst = {b: max(self.spread(b, w) for w in self.widths) for b in ("stock", "patched")}
+        return [
+            [self.heading, "stock", *(self.ratio("stock", w) for w in self.widths), f"{100 * worst['stock']:.0f} %"],
+            ["", "exact", *(self.ratio("patched", w) for w in self.widths), f"{100 * worst['patched']:.0f} %"],
+            ["", "exact over stock", *(self.dearer(w) for w in self.widths), ""],
+        ]
+
+
+def prices() -> tuple[list[Price], Price]:
+    """The settled prices in the order of ``PRICES``, and the one measured without settling."""
+    loaded = {
+        name: load_receipt(ROOT / "data" / "receipts" / f"h200-2026-11-30-{name}")
+        for name in ("synthetic-8b", "synthetic-8b-q6", "smollm2")
+    }
+
+    def one(heading: str, name: str, **inputs: Any) -> Price:
+        (result,) = [r for r in loaded[name].of("price") if all(r.inputs.get(k) == v for k, v in inputs.items())]
+        return Price(heading, result)
+
+    settled = [one(heading, name, **inputs) for heading, name, inputs in PRICES]
+    return settled, one("widths alternating", "synthetic-8b", context=256, env=None, settle=0)
+
+
+class Bench:
+    """The micro-benchmark's output: ``[rows, K][variant] -> (columns, us, differing, values)``."""
+
+    LINE = re.compile(r"(.+?)\s+cols\s+(\d+)\s+([\d.]+) us\s+\d+ GB/s\s+differing (\d+) of (\d+)")
+
+    def __init__(self) -> None:
+        self.results: dict[tuple[int, int], dict[str, tuple[int, float, int, int]]] = {}
+        for line in (COMPILED / "q4k_fast-h200.txt").read_text(encoding="utf-8").splitlines():
+            if start := re.match(r"K=(\d+) N=(\d+) ", line):
+                here = self.results.setdefault((int(start[2]), int(start[1])), {})
+            elif found := self.LINE.fullmatch(line):
+                here[found[1]] = (int(found[2]), float(found[3]), int(found[4]), int(found[5]))
+        registers = json.loads((COMPILED / "q4k_fast-registers.json").read_text(encoding="utf-8"))
+        self.compiled = {
+            f"fast C={k['columns']} R={k['rows']} NW={k['warps_a_tile']} W={k['warps_a_block']}": k
+            for k in registers["kernels"]
+        } | {k["kernel"]: k for k in registers["references"]}
+
+    def us(self, variant: str, shape: tuple[int, int] = SHAPES[0]) -> float:
+        return self.results[shape][variant][1]
+
+    def best(self, columns: int, shape: tuple[int, int] = SHAPES[0]) -> tuple[str, float]:
+        """The fastest variant for so many columns that differed nowhere in any shape, and its time."""
+        sound = {
+            n: r[1]
+            for n, r in self.results[shape].items()
+            if n.startswith(f"fast C={columns} ") and all(s[n][2] == 0 for s in self.results.values() if n in s)
+        }
+        name = min(sound, key=lambda n: sound[n])
+        return name, sound[name]
+
+    def wrong(self) -> dict[str, int]:
+        """Variants with differing values, those of stock's other order and of the packing left out."""
+        found: dict[str, int] = {}
+        for here in self.results.values():
+            for name, (_, _, differing, _) in here.items():
+                if differing and name.startswith(("fast", "generic")):
+                    found[name] = found.get(name, 0) + differing
+        return found
+
+    def spilling(self) -> int:
+        """How many variants the compiler could not fit into the registers."""
+        return sum(1 for kernel in self.compiled.values() if kernel.get("spilled_bytes"))
+
+    def variants(self) -> str:
+        """Every variant: times in the three shapes, differing values, registers, spilled bytes, warps an SM."""
+        names = list(dict.fromkeys(n for here in self.results.values() for n in here if not n.startswith("pack")))
+        rows = []
+        for name in names:
+            kernel = self.compiled[name]
+            threads = 32 * kernel["warps_a_block"]
+            blocks = 1 if name.startswith("fast") else blocks_per_sm(kernel["registers"], H200, threads)
+            times = [self.results[s].get(name) for s in SHAPES]
+            rows.append(
+                [
+                    name,
+                    *(t and t[1] for t in times),
+                    sum(t[2] for t in times if t),
+                    kernel["registers"],
+                    kernel.get("spilled_bytes", 0),
+                    blocks * kernel["warps_a_block"],
+                ]
+            )
+        shapes = [f"{n} x {k}, us" for n, k in SHAPES]
+        return table(["variant", *shapes, "differing", "registers", "spilled bytes", "warps an SM, of 64"], rows)
+
+    def summary(self) -> str:
+        """Best variant for each number of columns, over the one-column kernel."""
+        one = "one column (stock geometry)"
+        rows: list[list[Any]] = []
+        for name in ("stock 8: 2 warps x2 rows", "generic exact 8"):
+            rows.append([name, *(x for s in SHAPES for x in (self.us(name, s), self.us(name, s) / self.us(one, s)))])
+        for columns in sorted({r[0] for n, r in self.results[SHAPES[0]].items() if n.startswith("fast")}):
+            best = [self.best(columns, s)[1] for s in SHAPES]
+            cells = (x for s, t in zip(SHAPES, best, strict=True) for x in (t, t / self.us(one, s)))
+            rows.append([f"fast, {columns} column{'s' if columns > 1 else ''}, best variant", *cells])
+        return table(["kernel", *(h for n, k in SHAPES for h in (f"{n} x {k}, us", "over one column"))], rows)
+
+
+def slots_per_us(notes: dict[str, Any]) -> float:
+    """Warp instructions the H200 can issue in a microsecond: the median of what the profiles imply."""
+    implied = sorted(p["instructions_m"] * 1e6 / (p["issue_busy"] * p["us"]) for p in notes["h200"]["profile"])
+    return implied[len(implied) // 2]
+
+
+def floors(notes: dict[str, Any], bench: Bench) -> str:
+    """Bytes and inner arithmetic of one 12288 x 4096 mat-vec beside what was measured."""
+    rows, k = SHAPES[0]
+    read = rows * k / BLOCK_WEIGHTS * BLOCK_BYTES / (notes["h200"]["copy_tb_per_s"] * 1e6)
+    rate = slots_per_us(notes)
+    lines: list[list[Any]] = []
+    for columns in (1, 2, 4, 8, 9):
+        issue = rows * k / 512 * columns * notes["h200"]["slots_per_512"] / rate
+        best = bench.best(columns)[1]
+        generic = {1: bench.us("one column (stock geometry)"), 8: bench.us("generic exact 8")}.get(columns)
+        lines.append([columns, read, issue, max(read, issue), generic, best, best / max(read, issue)])
+    head = [
+        "columns",
+        "bytes, us",
+        "inner arithmetic, us",
+        "floor, us",
+        "patched llama.cpp's order, us",
+        "fast, best, us",
+    ]
+    return table([*head, "fast over floor"], lines)
+
+
+def compiled_kernels() -> str:
+    """Registers and occupancy on sm_90 of the kernels in the patched llama.cpp."""
+    kernels = json.loads((COMPILED / "registers.json").read_text(encoding="utf-8"))["kernels"]
+    lines: list[list[Any]] = []
+    for k in kernels:
+        if k["arch"] != 90:
+            continue
+        if k["kernel"] == "mul_mat_vec_q":
+            warps = 2 if k["geometry"] == "stock" and k["columns"] > 4 else 4
+            name = f"mat-vec {k['type']}, {k['columns']} column{'s' if k['columns'] > 1 else ''}"
+            name += ", exact" if k["geometry"] == "one-column" else ""
+        elif k["head"] == 128:
+            warps, name = 4, f"vector attention, head 128, {k['type']} cache, queries a block: {k['queries']}"
+        else:
+            continue
+        fit = blocks_per_sm(k["registers"], H200, 32 * warps)
+        lines.append([name, warps, k["registers"], k["shared_bytes"], k["stack_bytes"], fit, fit * warps])
+    head = ["kernel", "warps a block", "registers", "shared bytes", "stack bytes", "blocks an SM", "warps an SM, of 64"]
+    return table(head, lines)
+
+
+def cpu_tables(cpu: dict[str, Any]) -> dict[str, str]:
+    """The tables of the CPU half."""
+    ratios = []
+    for quant, by_width in cpu["ratios"].items():
+        for label, pick in (("off", 0), ("on", 1)):
+            ratios.append([quant if not pick else "", label, *(v[pick] for v in by_width.values())])
+        ratios.append(["", "on over off", *(v[1] / v[0] for v in by_width.values())])
+    loop = cpu["column_loop"]
+    again = cpu["f16_again"]
+    kernels = {k: v for k, v in cpu["kernels"].items() if k != "columns"}
+    floor = cpu["slots"]["fma_floor_ps"]
+    return {
+        "ratios": table(["weights", "switch", *next(iter(cpu["ratios"].values()))], ratios),
+        "again": table(
+            ["F16", *again], [[n, *(v[i] for v in again.values())] for i, n in enumerate(("off", "on", "on over off"))]
+        ),
+        "loop": table(["weights", *loop["Q4_K_M"]], [[q, *v.values()] for q, v in loop.items()]),
+        "kernels": table(
+            ["weights", *(f"{c} columns" for c in cpu["kernels"]["columns"]), "best over the FMA floor"],
+            [[k, *v, min(v) / floor if k != "Q6_K" else None] for k, v in kernels.items()],
+        ),
+    }
+
+
+def profile(notes: dict[str, Any]) -> str:
+    """The Nsight profiles."""
+    rows = [
+        [
+            p["kernel"],
+            f"{p['us']} us",
+            f"{p['instructions_m']} M",
+            f"{100 * p['issue_busy']:.0f} %",
+            p["warps"],
+            f"{100 * p['memory']:.0f} %",
+        ]
+        for p in notes["h200"]["profile"]
+    ]
+    return table(
+        ["kernel", "time", "warp instructions", "issue slots busy", "warps an SM, of 64", "memory, of peak"], rows
+    )
+
+
+def page() -> str:
+    """The text of docs/price.md."""
+    notes = tomllib.loads((COMPILED / "price.toml").read_text(encoding="utf-8"))
+    post = tomllib.loads((ROOT / "data" / "published" / "post.toml").read_text(encoding="utf-8"))["numbers"]
+    settled, unsettled = prices()
+    bench = Bench()
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters |= {
+        "x": lambda v: f"{v:.2f}",
+        "pc": lambda v: f"{100 * v:.0f} %",
+        "us": lambda v: f"{v:.1f} us",
+    }
+    template = environment.from_string((ROOT / "docs" / "price.md.j2").read_text(encoding="utf-8"))
+    head = ["", "build", *settled[0].widths, "widest spread"]
+    return template.render(
+        n=notes,
+        cpu=notes["cpu"],
+        post={k: v["value"] for k, v in post.items()},
+        prices=settled,
+        main=settled[0],
+        unsettled=unsettled,
+        price_table=table(head, [row for p in settled for row in p.rows()]),
+        bench=bench,
+        floors=floors(notes, bench),
+        floor_ms=settled[0].weight_bytes / (notes["h200"]["copy_tb_per_s"] * 1e9),
+        rate=slots_per_us(notes),
+        kernels=compiled_kernels(),
+        cpu_tables=cpu_tables(notes["cpu"]),
+        profile=profile(notes),
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with ``--check`` compare; 0 in step or written, 1 out of step."""
+    target, text = ROOT / "docs" / "price.md", page()
+    if "--check" in arguments:
+        if target.is_file() and target.read_text(encoding="utf-8") == text:
+            return 0
+        print("docs/price.md is out of step with its data: run python docs/make_price.py", file=sys.stderr)
+        return 1
+    target.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
