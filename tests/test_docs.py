@@ -46,3 +46,18 @@ def test_the_bits_of_the_fast_kernel_are_counted_not_claimed() -> None:
     bench = script("make_price.py")["Bench"]()
     assert bench.wrong() == {"fast C=8 R=3 NW=4 W=16": 8}
     assert all(bench.compiled[name] for here in bench.results.values() for name in here if not name.startswith("pack"))
+
+
+def test_the_hard_use_page_names_tests_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("make_hard_use.py")["main"](["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_test_that_was_renamed_is_missed(tmp_path: Path) -> None:
+    made = script("make_hard_use.py")
+    (tmp_path / "test_results.py").write_text(
+        "import pytest\npytestmark = pytest.mark.slow\n\n@pytest.mark.hard\ndef test_a(): ...\n\ndef helper(): ...\n",
+        encoding="utf-8",
+    )
+    tests = made["tests_of"](tmp_path)
+    assert tests == {"results::a": {"slow", "hard"}}
+    assert "results::any_plain_value_survives_the_store" in made["unknown"](tests)
