@@ -142,8 +142,8 @@ def _forked(judge: Judge, **inputs: Any) -> tuple[list[Any], list[Any]]:
 
 @_test
 def text_fork(judge: Judge) -> Finding | None:
-    """Row 1."""
-    runs, forked = _forked(judge)
+    """Row 1. Runs whose prompt was prefilled in two pieces on purpose do not count."""
+    runs, forked = _forked(judge, prefill="whole")
     if not runs:
         return None
     if not forked:
@@ -208,17 +208,16 @@ def condition(judge: Judge) -> Finding | None:
 
 
 def _all_runs(judge: Judge, build: str) -> tuple[list[Any], list[Any]]:
-    runs = [r for r in judge.results("speculative", build=build) if r.record.get("identical") is not None]
+    # Runs prefilled in two pieces on purpose start from another cache than the plain decode: no test of the condition.
+    found = judge.results("speculative", build=build, prefill="whole")
+    runs = [r for r in found if r.record.get("identical") is not None]
     return runs, [r for r in runs if r.record["identical"]]
 
 
 @_test
 def prefill(judge: Judge) -> Finding | None:
     """Row 6."""
-    both = {r.inputs.get("matrix") for r in judge.results("speculative", build="stock", prefill="last-alone")}
-    runs, forked = (
-        [r for r in listed if not both or r.inputs.get("matrix") in both] for listed in _forked(judge, prefill="whole")
-    )
+    runs, forked = _forked(judge, prefill="whole", matrix="matrix24")
     other, other_forked = _forked(judge, prefill="last-alone")
     if not runs:
         return None
@@ -737,8 +736,16 @@ def _price(judge: Judge, build: str, width: int, quant: Any = None) -> Fact | No
     ]
     if not found:
         return None
-    first = min(found, key=lambda c: (c.params.get("context") or 0, str(c.params.get("quant"))))
+    # Of several models the largest: a pass that is all launch overhead says little about kernels.
+    first = min(
+        found, key=lambda c: (-_weight_bytes(judge, c), c.params.get("context") or 0, str(c.params.get("quant")))
+    )
     return Fact(first.value, "x", (first,))
+
+
+def _weight_bytes(judge: Judge, claim: Any) -> int:
+    same = [r for r in judge.results("price") if r.inputs.get("model") == claim.params.get("model")]
+    return max((int(r.inputs.get("weight_bytes") or 0) for r in same), default=0)
 
 
 def _steady(judge: Judge, claim: Any) -> bool:
@@ -793,12 +800,21 @@ def fast_price(judge: Judge) -> Finding | None:
 def goal(judge: Judge) -> Finding | None:
     """Row 41."""
     exact = _price(judge, "patched", 9)
-    stock = _price(judge, "stock", 9, exact.claims[0].params.get("quant") if exact else None)
-    differing = judge.fact("replay.differing_positions", "patched", "sum")
-    if exact is None or stock is None or differing is None:
+    if exact is None:
         return None
-    reached = (exact.value or 9) <= (stock.value or 0) and differing.value == 0
-    return _finding(reached, "exact {}, stock {} ({} rows differ)", exact.times(), stock.times(), differing)
+    about = exact.claims[0].params
+    stock = _price(judge, "stock", 9, about.get("quant"))
+    replays = [
+        r
+        for r in judge.results("replay", build="patched", quant=about.get("quant"))
+        if "model" not in about or r.inputs.get("model") == about["model"]
+    ]
+    if stock is None or not replays:
+        return None
+    differing = _sums(replays)[0]
+    reached = (exact.value or 9) <= (stock.value or 0) and differing == 0
+    shown = judge.measured(differing, "differing", replays)
+    return _finding(reached, "exact {}, stock {} ({} rows differ)", exact.times(), stock.times(), shown)
 
 
 # Arithmetic and compiled code -------------------------------------------------------------------------------------

@@ -325,7 +325,7 @@ class Story:
     @cached_property
     def exhibit(self) -> dict[str, Any] | None:
         """One stock run that left the text of plain decoding: both continuations around the fork, escaped."""
-        results = self.book.results.of("speculative", build="stock") if self.book.results else []
+        results = self.book.results.of("speculative", build="stock", prefill="whole") if self.book.results else []
         forked = [
             r
             for r in results
