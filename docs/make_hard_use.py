@@ -462,7 +462,8 @@ def page(tests: dict[str, set[str]]) -> str:
         "What goes wrong on other people's machines, what the user sees then, and the tests that hold it. Written by",
         "`docs/make_hard_use.py`, which fails when a test named here does not exist.",
         "",
-        f'{held} of {len(parts)} situations are held by tests. The rest says "not held by a test": there the second column is',
+        f"{held} of {len(parts)} situations are held by tests. "
+        'The rest says "not held by a test": there the second column is',
         "what is meant to happen, and nothing proves it. Marks stand in parentheses (`slow`, `real_model`, `browser`); all of",
         f"those run in `make test`. Tests marked `hard`, which only `make test-hard` runs: {hard or 'none yet'}.",
     ]

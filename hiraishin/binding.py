@@ -101,7 +101,7 @@ def check_defaults(native: Any) -> None:
     """
     for function, values in _DEFAULTS.items():
         found = getattr(native, function)()
-        for field, value in values.items():
+        for field, value in values.items():  # type: ignore[attr-defined]
             if getattr(found, field) != value:
                 raise UserError(
                     f"this library's {function} gives {field} = {getattr(found, field)} where {value} is expected",

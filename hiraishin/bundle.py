@@ -145,7 +145,7 @@ def read_bundle(folder: Path) -> ResultSet:
             if name.endswith(".parquet"):
                 frame = pd.read_parquet(io.BytesIO(blob))
                 for number, rows in frame.groupby("_unit", sort=False):
-                    groups[int(number)] = rows.drop(columns="_unit").reset_index(drop=True)
+                    groups[int(number)] = rows.drop(columns="_unit").reset_index(drop=True)  # type: ignore[arg-type]
         results = []
         for number, line in enumerate(blobs["units.jsonl"].decode().splitlines()):
             item: Mapping[str, Any] = json.loads(line)

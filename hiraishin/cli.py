@@ -97,10 +97,11 @@ def replay(
     from hiraishin import run
     from hiraishin.claims import claims, to_json
     from hiraishin.profile import load_profile
+    from hiraishin.tasks import ARMS
 
     chosen = parse_widths(widths)
-    if build not in run.ARMS:
-        raise UserError(f"there is no build {build!r}", f"Known: {', '.join(run.ARMS)}.")
+    if build not in ARMS:
+        raise UserError(f"there is no build {build!r}", f"Known: {', '.join(ARMS)}.")
     base = change_profile(
         load_profile(profile), model=model, quant=quant, threads=threads, kv_type=kv_type, flash_attn=flash_attn
     )
@@ -188,9 +189,10 @@ def localize(
     """Name the operations whose rows differ between lone passes and one pass of a width. Exit 1 if any do."""
     from hiraishin import run as runner
     from hiraishin.profile import LocalizeMatrix, load_profile
+    from hiraishin.tasks import ARMS
 
-    if build not in runner.ARMS:
-        raise UserError(f"there is no build {build!r}", f"Known: {', '.join(runner.ARMS)}.")
+    if build not in ARMS:
+        raise UserError(f"there is no build {build!r}", f"Known: {', '.join(ARMS)}.")
     base = change_profile(
         load_profile(profile), model=model, quant=quant, threads=threads, kv_type=kv_type, flash_attn=flash_attn
     )
@@ -335,8 +337,8 @@ def report(
         parameters={"profile": str(Path(profile).absolute()) if Path(profile).suffix == ".toml" else profile},
     )
     print(f"report: {outcome.index}")
-    for line in outcome.failures:
-        print(f"failed: {line}", file=sys.stderr)
+    for failure in outcome.failures:
+        print(f"failed: {failure}", file=sys.stderr)
     _stop_on_failures(results)
     raise typer.Exit(0 if outcome.ok else 1)
 

@@ -241,7 +241,7 @@ class Session:
         self._wanted = np.empty(n_batch, np.int8)
         self._sequence = (ctypes.c_int32 * 1)(0)
         pointer = ctypes.POINTER(ctypes.c_int32)
-        self._sequences = (pointer * (n_batch + 1))(*[ctypes.cast(self._sequence, pointer)] * n_batch, None)
+        self._sequences = (pointer * (n_batch + 1))(*[ctypes.cast(self._sequence, pointer)] * n_batch, None)  # type: ignore[misc]
 
     def __enter__(self) -> Self:
         return self
@@ -326,7 +326,7 @@ class Session:
         if last_alone and len(tokens) > 1:
             logits = self.decode([tokens[-1]], logits="last")
         assert logits is not None
-        return logits[0].copy()
+        return logits[0].copy()  # type: ignore[no-any-return]
 
     def rollback(self, n_past: int) -> None:
         """Forget every token from position ``n_past`` on.

@@ -26,6 +26,14 @@ Arm = Literal["stock", "patched", "off", "serial"]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 
 
+def _both_arms() -> list[Arm]:
+    return ["stock", "patched"]
+
+
+def _whole_prefill() -> list[Literal["whole", "last-alone"]]:
+    return ["whole"]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,7 +82,7 @@ class ReplayMatrix(_Strict):
     prompt_tokens: Annotated[int, Field(ge=1)] | None = None
     tokens: Annotated[int, Field(ge=2, le=8192)] = 128
     widths: list[Width] = Field(default_factory=lambda: [2, 3, 4, 5, 8, 9, 12, 16], min_length=1)
-    arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"])
+    arms: list[Arm] = Field(default_factory=_both_arms)
     quants: list[str] | None = None
     flash_attn: list[bool] | None = None
     kv_types: list[KVType] | None = None
@@ -100,7 +108,7 @@ class PriceMatrix(_Strict):
     settle: Annotated[int, Field(ge=0, le=20)] = 0
     """Untimed passes of the same width before the timed one. On a GPU a change of width re-records a CUDA graph."""
     quants: list[str] | None = None
-    arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"])
+    arms: list[Arm] = Field(default_factory=_both_arms)
     variants: list[str] = Field(default_factory=list)
     """Further patched arms, each with parts of the switch left out, e.g. ``cpu-fast``."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -132,9 +140,9 @@ class RunMatrix(_Strict):
     draft_lengths: list[Annotated[int, Field(ge=1, le=MAX_WIDTH - 1)]] = Field(default_factory=lambda: [8])
     drafters: list[Drafter] = Field(default_factory=lambda: [Drafter()])
     tokens: Annotated[int, Field(ge=1, le=8192)] = 96
-    arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"])
+    arms: list[Arm] = Field(default_factory=_both_arms)
     repeats: Annotated[int, Field(ge=1, le=10)] = 1
-    prefill: list[Literal["whole", "last-alone"]] = Field(default_factory=lambda: ["whole"])
+    prefill: list[Literal["whole", "last-alone"]] = Field(default_factory=_whole_prefill)
     """``last-alone`` feeds the prompt as n-1 tokens and then one, the difference that was suspected first."""
     client_guard: list[bool] = Field(default_factory=lambda: [False])
     quants: list[str] | None = None
@@ -150,7 +158,7 @@ class LocalizeMatrix(_Strict):
     prompt_set: str = "replay"
     widths: list[Annotated[int, Field(ge=2, le=MAX_WIDTH)]] = Field(default_factory=lambda: [2, 4, 8, 16])
     quants: list[str] | None = None
-    arms: list[Arm] = Field(default_factory=lambda: ["stock", "patched"])
+    arms: list[Arm] = Field(default_factory=_both_arms)
     tokens: Annotated[int, Field(ge=2)] = 32
     contexts: list[Annotated[int, Field(ge=1)]] | None = None
 

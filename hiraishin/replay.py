@@ -48,7 +48,7 @@ def differing_rows(a: Logits, b: Logits) -> npt.NDArray[np.bool_]:
 
 def row_sha256(row: Logits) -> str:
     """sha256 over the raw bytes of one logit row."""
-    return hashlib.sha256(np.ascontiguousarray(row)).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(row)).hexdigest()  # type: ignore[arg-type]
 
 
 def margin(row: Logits) -> float:

@@ -181,10 +181,12 @@ class Store:
         except (KeyError, TypeError, ValueError, OSError) as error:
             return self._problem(path, f"is damaged ({type(error).__name__}: {error})")
 
-    def _problem(self, path: Path, what: str) -> None:
+    def _problem(self, path: Path, what: str) -> Result | None:
+        """Remember a damaged file; always ``None``, which is what the caller returns."""
         line = f"{path.relative_to(self.root)} {what}; it is measured again"
         if line not in self.problems:
             self.problems.append(line)
+        return None
 
 
 def _table_path(folder: Path, key: str, digest: str) -> Path:
@@ -202,8 +204,7 @@ def _parquet_bytes(frame: pd.DataFrame) -> bytes:
 def _parquet_frame(blob: bytes, pd: Any) -> pd.DataFrame:
     import io
 
-    frame: pd.DataFrame = pd.read_parquet(io.BytesIO(blob))
-    return frame
+    return pd.read_parquet(io.BytesIO(blob))  # type: ignore[no-any-return]
 
 
 def _write_atomically(path: Path, blob: bytes) -> None:

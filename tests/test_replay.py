@@ -45,7 +45,7 @@ class FakeSession:
         return np.stack(rows)
 
     def prefill(self, tokens: Sequence[int], **_: Any) -> npt.NDArray[np.float32]:
-        return self.decode(tokens)[-1].copy()
+        return self.decode(tokens)[-1].copy()  # type: ignore[no-any-return]
 
     def rollback(self, n_past: int) -> None:
         del self.tokens[n_past:]
@@ -107,7 +107,7 @@ def test_rows_of_other_shape_or_type_are_refused() -> None:
     with pytest.raises(ValueError):
         replay.differing_rows(np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32))
     with pytest.raises(ValueError):
-        replay.differing_rows(np.zeros((2, 3), np.float64), np.zeros((2, 3), np.float64))  # type: ignore[arg-type]
+        replay.differing_rows(np.zeros((2, 3), np.float64), np.zeros((2, 3), np.float64))
 
 
 def test_a_difference_that_is_not_finite_is_null_not_a_number() -> None:

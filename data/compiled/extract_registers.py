@@ -3,7 +3,8 @@
     python data/compiled/extract_registers.py SOURCE [--out registers.json] [--arch 86 89 90 120]
 
 SOURCE is a llama.cpp tree, stock or patched (a patched one adds the batch-invariant kernels). Needs nvcc and the
-cuBLAS headers (CPATH helps where they are elsewhere), no GPU. For every architecture it writes registers and static shared memory of
+cuBLAS headers (CPATH helps where they are elsewhere), no GPU. For every architecture it writes registers and static
+shared memory of
 
 * `mul_mat_vec_q` for Q4_K and Q6_K at 1 to 8 columns, as stock launches it, and (patched) with one column's geometry;
 * `flash_attn_ext_vec`, head 64, 128 and 256, f16 and q8_0 cache, for one query and for two.
@@ -60,7 +61,7 @@ def compile_and_read(source: Path, arch: int, stem: str, text: str, work: Path) 
     command = ["nvcc", "-std=c++17", "-O3", "-DNDEBUG", "-use_fast_math", "-extended-lambda", "-cubin", "-Xptxas=-v"]
     command += [f"-arch=sm_{arch}", f"-I{cuda}", f"-I{cuda.parent}", f"-I{source / 'ggml/include'}"]
     command += ["-DGGML_CUDA_NO_VMM", "-o", str(cubin), str(unit)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise SystemExit(f"nvcc failed for sm_{arch}:\n{result.stderr[-2000:]}")
     return result.stderr
@@ -76,22 +77,35 @@ def records(usage: str, arch: int) -> list[dict[str, Any]]:
     found = []
     for name, report in re.findall(r"Compiling entry function '(\S+)' for .*\n((?:(?!.*Compiling entry).*\n)*)", usage):
         kernel = demangle(name)
-        costs = {"registers": r"Used (\d+) registers", "shared_bytes": r"(\d+) bytes smem",
-                 "stack_bytes": r"(\d+) bytes stack frame"}
+        costs = {
+            "registers": r"Used (\d+) registers",
+            "shared_bytes": r"(\d+) bytes smem",
+            "stack_bytes": r"(\d+) bytes stack frame",
+        }
         cost = {key: int(hit.group(1)) if (hit := re.search(pattern, report)) else 0 for key, pattern in costs.items()}
         record: dict[str, Any] = {"arch": arch}
         arguments = re.search(r"<(.*?)>\(", kernel)
         if arguments is None:
             continue
-        values = [int(re.sub(r"\(.*?\)", "", part)) if re.search(r"\d", part) else int("true" in part)
-                  for part in arguments.group(1).split(", ")]
+        values = [
+            int(re.sub(r"\(.*?\)", "", part)) if re.search(r"\d", part) else int("true" in part)
+            for part in arguments.group(1).split(", ")
+        ]
         if "mul_mat_vec_q<" in kernel:
             invariant = bool(values[5]) if len(values) > 5 else False
-            record |= {"kernel": "mul_mat_vec_q", "type": {12: "Q4_K", 14: "Q6_K"}[values[0]],
-                       "columns": values[1], "geometry": "one-column" if invariant else "stock"}
+            record |= {
+                "kernel": "mul_mat_vec_q",
+                "type": {12: "Q4_K", 14: "Q6_K"}[values[0]],
+                "columns": values[1],
+                "geometry": "one-column" if invariant else "stock",
+            }
         elif "flash_attn_ext_vec<" in kernel:
-            record |= {"kernel": "flash_attn_ext_vec", "head": values[0], "queries": values[1],
-                       "type": {1: "F16", 8: "Q8_0"}[values[2]]}
+            record |= {
+                "kernel": "flash_attn_ext_vec",
+                "head": values[0],
+                "queries": values[1],
+                "type": {1: "F16", 8: "Q8_0"}[values[2]],
+            }
         else:
             continue
         found.append(record | cost)
@@ -112,8 +126,16 @@ def main() -> None:
                 kernels += records(compile_and_read(options.source.resolve(), arch, stem, text, Path(work)), arch)
     version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
     release = re.search(r"release [\d.]+, V([\d.]+)", version)
-    kernels.sort(key=lambda k: (k["kernel"], k["arch"], k["type"], k.get("head", 0), k.get("columns", k.get("queries")),
-                                k.get("geometry", "")))
+    kernels.sort(
+        key=lambda k: (
+            k["kernel"],
+            k["arch"],
+            k["type"],
+            k.get("head", 0),
+            k.get("columns", k.get("queries")),
+            k.get("geometry", ""),
+        )
+    )
     document = {
         "what": "registers a thread and static shared memory a block, read from the compiled code (no GPU)",
         "compiler": f"nvcc {release.group(1) if release else version.strip()}",
