@@ -25,9 +25,11 @@ from hiraishin.errors import UserError
 from hiraishin.report.facts import Book, machine_label
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hiraishin.claims import Claim
     from hiraishin.profile import Profile
-    from hiraishin.results import ResultSet
+    from hiraishin.results import Result, ResultSet
 
 MARKER = "report.json"
 LARGEST_DOWNLOAD = 300_000
@@ -237,6 +239,8 @@ class Download:
 
 def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any], profile: str) -> list[Download]:
     """Claims, ledger and results as CSV, JSON and Parquet under ``out/data``."""
+    import pandas as pd
+
     folder = out / "data"
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Download] = []
@@ -276,23 +280,35 @@ def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any]
             (paths.published_dir() / name).read_bytes(),
             always=True,
         )
-    for book in books:
-        if book.results is None:
-            continue
-        prefix = "" if book.name == "here" else f"{book.name}-"
-        for kind in sorted({r.kind for r in book.results.results}):
-            records = book.results.records(kind)
-            put(
-                f"{prefix}{kind}.csv",
-                f"one row a unit: inputs and record, {kind}, {book.label}",
-                records.to_csv(index=False, lineterminator="\n").encode(),
-            )
-            tables = book.results.tables(kind)
-            if len(tables):
-                buffer = io.BytesIO()
-                tables.to_parquet(buffer, index=False, compression="zstd")
-                put(f"{prefix}{kind}.parquet", f"all rows of all units, {kind}, {book.label}", buffer.getvalue())
+    # Receipts of other machines are in the repository as they are; only this run's results are written out.
+    here = books[0].results
+    for kind in sorted({r.kind for r in here.results}) if here is not None else []:
+        units = here.of(kind) if here is not None else []
+        put(
+            f"{kind}.csv",
+            f"one row a unit: inputs and record, {kind}",
+            _units(units).to_csv(index=False, lineterminator="\n").encode(),
+        )
+        frames = [r.table.assign(unit=r.key[:16]) for r in units if r.table is not None and len(r.table)]
+        if frames:
+            buffer = io.BytesIO()
+            pd.concat(frames, ignore_index=True).to_parquet(buffer, index=False, compression="zstd")
+            put(f"{kind}.parquet", f"all rows of all units, {kind}", buffer.getvalue())
     return files
+
+
+def _units(results: Sequence[Result]) -> pd.DataFrame:
+    """One row a unit: the start of its key (as in the Parquet file), its scalar inputs and the scalars of its record."""
+    import pandas as pd
+
+    plain = (str, int, float, bool)
+    return pd.DataFrame(
+        [
+            {"unit": r.key[:16]}
+            | {k: v for part in (r.inputs, r.record) for k, v in part.items() if isinstance(v, plain)}
+            for r in results
+        ]
+    )
 
 
 def _claim_dict(claim: Claim) -> dict[str, Any]:
