@@ -210,7 +210,9 @@ def test_an_interrupted_report_leaves_no_kernel_behind(tmp_path: Path) -> None:
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid()))\nimport time\ntime.sleep(600)",
     )
     code = (
-        "import sys, pathlib; from hiraishin.report.execute import execute_all\n"
+        "import signal, sys, pathlib; from hiraishin.report.execute import execute_all\n"
+        # A job that was put in the background ignores SIGINT, and so do its children: Ctrl-C is tested, not the shell.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "execute_all([pathlib.Path(sys.argv[1])], {'profile': 'default'}, '')"
     )
     child = subprocess.Popen(
@@ -224,7 +226,11 @@ def test_an_interrupted_report_leaves_no_kernel_behind(tmp_path: Path) -> None:
             break
         time.sleep(0.1)
     child.send_signal(signal.SIGINT)
-    child.wait(timeout=30)
+    try:
+        child.wait(timeout=30)
+    finally:
+        child.kill()
+        child.wait()
     kernel = int(pid.read_text(encoding="utf-8"))
     for _ in range(300):
         if not _alive(kernel):
