@@ -301,14 +301,11 @@ def _units(results: Sequence[Result]) -> pd.DataFrame:
     """One row a unit: the start of its key (as in the Parquet file), its scalar inputs and the scalars of its record."""
     import pandas as pd
 
-    plain = (str, int, float, bool)
-    return pd.DataFrame(
-        [
-            {"unit": r.key[:16]}
-            | {k: v for part in (r.inputs, r.record) for k, v in part.items() if isinstance(v, plain)}
-            for r in results
-        ]
-    )
+    def row(r: Result) -> dict[str, Any]:
+        both = {**r.inputs, **r.record}
+        return {"unit": r.key[:16]} | {k: v for k, v in both.items() if isinstance(v, str | int | float)}
+
+    return pd.DataFrame([row(r) for r in results])
 
 
 def _claim_dict(claim: Claim) -> dict[str, Any]:
