@@ -16,12 +16,18 @@ MOST = 16  # lines that are drawn; more prompts are gathered by category
 
 
 def data(results: ResultSet, *, quant: str | None = None) -> Frame:
-    """One row per speculative run: build, matrix, prompt, draft length, identical, first differing token, margin, tokens."""
+    """One row per speculative run that was prefilled as plain decoding is.
+
+    Columns: build, matrix, prompt, draft length, identical, first differing token, margin, tokens.
+    """
     frame: Frame = select.runs(results)
     if frame.empty:
         return frame
     frame = select.one_setting(frame, results, quant=quant)
     frame = frame[frame["build"].isin(select.ARMS)]
+    if "prefill" in frame.columns:
+        # A prompt prefilled in two pieces leaves another cache: what parts there is no fork of the verify pass.
+        frame = frame[frame["prefill"] != "last-alone"]
     if "identical" in frame.columns:
         known = frame["identical"].notna()
         frame = frame.assign(identical=frame["identical"].where(known).astype("boolean"))
