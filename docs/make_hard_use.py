@@ -51,7 +51,11 @@ CASES: dict[str, tuple[Part, ...]] = {
             ),
         ),
         Part("the parent is killed", "its child ends with it", ("worker::the_child_dies_with_its_parent",)),
-        Part("random kills of a whole quick run, fifty times", "the results of an uninterrupted run"),
+        Part(
+            "random kills of a whole quick run, fifty times",
+            "the results of an uninterrupted run",
+            ("hard::fifty_kills_of_parent_or_child_leave_the_results_of_a_quiet_run",),
+        ),
     ),
     "Ctrl-C": (
         Part(
