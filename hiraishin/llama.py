@@ -8,7 +8,6 @@ is too large with ``abort()``.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -79,7 +78,7 @@ class Model:
         if not self._pointer:
             raise UserError(
                 f"llama.cpp cannot load the model {self.path.name}",
-                "Its own words are in the native log: " + _log_hint(),
+                "Its own words are in the newest native-*.log of the logs folder in HIRAISHIN_HOME.",
             )
         self.vocab = native.llama_model_get_vocab(self._pointer)
         self.n_vocab = int(native.llama_vocab_n_tokens(self.vocab))
@@ -176,10 +175,6 @@ class Model:
             return ""
         text = self.native.llama_vocab_get_text(self.vocab, token)
         return text.decode("utf-8", errors="replace") if text else ""
-
-
-def _log_hint() -> str:
-    return "the last lines are printed with --debug." if sys.stderr else ""
 
 
 class Session:

@@ -83,7 +83,7 @@ def finish() -> Iterator[dict[str, Any]]:
 def summarize(
     table: Mapping[str, Sequence[Any]], rows: Mapping[str, Mapping[str, list[str]]], base: str = "stock"
 ) -> dict[str, Any]:
-    """Medians, ratios over the base build's one-token pass, spread, and rows that differ from the lone token's.
+    """Medians, ratios over the base build's one-token pass, spread, and whether the first row is the lone token's.
 
     Args:
         table: columns build, width, round, ms.
@@ -91,8 +91,8 @@ def summarize(
 
     Returns:
         ``median_ms``, ``ratio`` and ``spread`` (interquartile range over median) as build -> width -> value, and
-        ``differing_rows`` as build -> width -> how many rows differ from the same position decoded alone, where
-        that is known (width 1 shares only the first position with the wider passes).
+        ``first_row_differs`` as build -> width -> 1 if the first row differs from the base build's lone token (the
+        one position that width 1 shares with the wider passes), else 0.
     """
     times: dict[tuple[str, int], list[float]] = {}
     for build, width, ms in zip(table["build"], table["width"], table["ms"], strict=True):

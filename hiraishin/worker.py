@@ -46,6 +46,7 @@ class Worker:
     def __init__(self, build: Build, env: Mapping[str, str] | None = None) -> None:
         self.build = build
         self.libraries: dict[str, str] = {}
+        self._keep_log = False
         logs = paths.logs_dir()
         try:
             logs.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,8 @@ class Worker:
             if not line.endswith(b"\n"):
                 raise self._crash(function)
             event = json.loads(line)
+            if "error" in event or "fault" in event:
+                self._keep_log = True  # the message sends the reader to it
             if "error" in event:
                 raise UserError(event["error"]["what"], event["error"]["hint"], exit_code=event["error"]["exit_code"])
             if "fault" in event:
@@ -161,7 +164,7 @@ class Worker:
             child.wait()
         if child.stdout is not None:
             child.stdout.close()
-        if child.returncode == 0:
+        if child.returncode == 0 and not self._keep_log:
             with contextlib.suppress(OSError):
                 self.log_path.unlink()
 
