@@ -189,6 +189,13 @@ class Child:
             raise SystemExit(f"a measuring process ended with {self.process.wait()}; --verbose shows its log")
         return json.loads(line)
 
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
 
 def parse_arm(text: str) -> dict[str, Any]:
     """``NAME=BUILD[,SWITCH[,PARTS]]``.
@@ -253,10 +260,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     reply = children[arm["build"]].ask(**seen, cycles=shape, switch=arm["switch"], parts_off=parts_off)
                     if number >= 0:
                         runs.append({"arm": arm["name"], "kind": kind, "prompt": prompt.id, "round": number, **reply})
-    for process in children.values():
-        assert process.process.stdin is not None
-        process.process.stdin.close()
-        process.process.wait()
+    for one in children.values():
+        one.close()
     arms = []
     for arm in options.arm:
         row = {**arm, "fingerprint": find_build(arm["build"], options.backend).fingerprint}
