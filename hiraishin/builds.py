@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,11 +103,15 @@ def ensure_builds(backend: str = "cpu", echo: Callable[[str], object] = print) -
     ) as process:
         assert process.stdout is not None
         error: list[str] = []
-        for line in process.stdout:
-            if error or line.startswith("error: "):
-                error.append(line.rstrip())
-            else:
-                echo(line.rstrip())
+        try:
+            for line in process.stdout:
+                if error or line.startswith("error: "):
+                    error.append(line.rstrip())
+                else:
+                    echo(line.rstrip())
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # in case the one who pressed Ctrl-C was not a terminal
+            raise
     if process.returncode:
         what = "\n".join(error).removeprefix("error: ") or f"build.sh ended with status {process.returncode}"
         raise UserError(what, exit_code=process.returncode if process.returncode > 0 else 2)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hiraishin.errors import UserError
+from hiraishin.terminal import Verbs, run_app
 
 if TYPE_CHECKING:
     from hiraishin.results import ResultSet
 
 app = typer.Typer(
+    cls=Verbs,
     help="Why speculative decoding changes greedy output, which operation does it, and what exactness costs.",
     no_args_is_help=True,
     add_completion=False,
@@ -57,6 +59,26 @@ def parse_widths(text: str) -> list[int]:
             )
         widths.extend(range(first, last + 1))
     return sorted(set(widths))
+
+
+def check_writable(path: Path | None, *, make_folders: bool = True) -> None:
+    """Refuse a place for results before anything is measured for it (``None`` is fine).
+
+    Args:
+        path: the file or folder to be written.
+        make_folders: folders above it that are missing will be made.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
+    if path is None:
+        return
+    above = path.absolute().parent
+    while make_folders and not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "cannot be written" if above.is_dir() else "is no folder" if above.exists() else "does not exist"
+        raise UserError(f"cannot write {path}: {above} {why}", "Choose another place.")
 
 
 @app.command()
@@ -244,6 +266,8 @@ def audit(
     from hiraishin.audit_show import print_table, to_html, to_markdown
 
     chosen = parse_widths(widths)
+    for path in (markdown, html):
+        check_writable(path, make_folders=False)
     report = run_audit(
         AuditOptions(
             lib,
@@ -286,6 +310,7 @@ def run(
     from hiraishin.claims import to_json
     from hiraishin.profile import load_profile
 
+    check_writable(out)
     kinds = [k.strip() for k in only.split(",")] if only else list(runner.KINDS)
     results = runner.measure(
         load_profile(profile), kinds, quiet=as_json, echo=lambda text: print(text, file=sys.stderr)
@@ -322,6 +347,7 @@ def report(
     from hiraishin.report import build_report
 
     wanted = load_profile(profile)
+    check_writable(out or paths.report_dir())
     if measure:
         from hiraishin.builds import ensure_builds
 
@@ -450,22 +476,7 @@ def options(
 
 def main() -> None:
     """Entry point: errors for the user are one message and an exit code; tracebacks need ``--debug``."""
-    try:
-        app()
-    except UserError as error:
-        if os.environ.get("HIRAISHIN_DEBUG"):
-            raise
-        print(f"hiraishin: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print(
-            "\nhiraishin: stopped; what was measured is stored, and the same command goes on from there.",
-            file=sys.stderr,
-        )
-        sys.exit(130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
+    run_app(app)
 
 
 if __name__ == "__main__":

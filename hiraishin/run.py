@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +155,36 @@ def plan(context: Context, kinds: Iterable[str] = KINDS) -> list[Task]:
     ]
 
 
+def _check_builds(context: Context, kinds: Iterable[str]) -> None:
+    """Say that a build is missing before a model is fetched for it."""
+    profile = context.profile
+    matrices: list[tuple[str, list[Any]]] = [
+        ("replay", [*profile.replay]), ("price", [*profile.price]), ("runs", [*profile.runs]), ("localize", [*profile.localize])
+    ]  # fmt: skip
+    arms = {arm for kind, some in matrices if kind in kinds for matrix in some for arm in matrix.arms}
+    for name in sorted({ARMS[arm].build for arm in arms}, reverse=True):
+        context.build(name)
+
+
 def _preflight(context: Context, tasks: list[Task]) -> None:
-    groups: dict[tuple[str, int, int | None], tuple[ModelFile, dict[str, Prompt]]] = {}
+    groups: dict[tuple[str, int, int | None, bool], tuple[ModelFile, dict[str, Prompt]]] = {}
     for task in tasks:
         if isinstance(task, (ReplayTask, RunTask, LocalizeTask)):
             limit = task.matrix.prompt_tokens if isinstance(task, ReplayTask) else None
-            key = (task.model.sha256, task.matrix.tokens, limit)
+            key = (task.model.sha256, task.matrix.tokens, limit, isinstance(task, RunTask))
             groups.setdefault(key, (task.model, {}))[1][task.prompt.id] = task.prompt
-    for (_, extra, limit), (model, prompts) in groups.items():
-        context.check_fits(model, list(prompts.values()), extra, limit)
+    for (_, extra, limit, stops), (model, prompts) in groups.items():
+        context.check_fits(model, list(prompts.values()), extra, limit, stops_at_end=stops)
+
+
+@contextmanager
+def _told_when_stopped(what: Callable[[], str]) -> Iterator[None]:
+    """Whoever presses Ctrl-C is told what is kept: a note on the exception."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(what())
+        raise
 
 
 def measure(
@@ -195,6 +216,7 @@ def measure(
     failures: list[str] = []
     with ExitStack() as stack:
         context = Context(profile, say, stack)
+        _check_builds(context, kinds)
         tasks = plan(context, kinds)
         todo: list[tuple[Task, list[Unit]]] = []
         missing_at_end: list[Unit] = []
@@ -214,11 +236,18 @@ def measure(
         if todo:
             _preflight(context, [task for task, _ in todo])
         about = provenance.describe() if todo else {}
-        with Progress(f"profile {profile.name}", sum(task.weight for task, _ in todo), quiet=quiet) as progress:
+        stored_now, wanted_now = 0, sum(len(absent) for _, absent in todo)
+        with (
+            _told_when_stopped(lambda: f"{stored_now} of {wanted_now} results of this run are stored in {store.root}."),
+            Progress(f"profile {profile.name}", sum(task.weight for task, _ in todo), quiet=quiet) as progress,
+        ):
             for task, absent in todo:
                 try:
                     for unit, record, table in task.execute(context, absent):
+                        if unit.key in results:
+                            continue  # a trace that other widths needed again
                         stored = store.put(unit, record, table, {**about, "libraries": context.libraries()})
+                        stored_now += 1
                         results[stored.key] = stored
                 except NativeCrash as crash:
                     failures.append(f"{task.name}: {crash}")
@@ -257,7 +286,8 @@ def replay_profile(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}", "Widths are 1 to 16.") from error
+        hint = "Widths are 1 to 16." if "widths" in first["loc"] else ""
+        raise UserError(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}", hint) from error
     return profile.model_copy(update={"replay": [matrix], "price": [], "runs": [], "localize": []})
 
 

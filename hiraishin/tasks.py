@@ -14,11 +14,15 @@ from typing import Any
 from hiraishin import paths
 from hiraishin.builds import Build, find_build
 from hiraishin.errors import UserError
+from hiraishin.gguf_header import read_header
 from hiraishin.models import ModelFile, check_memory, resolve
 from hiraishin.profile import LocalizeMatrix, PriceMatrix, Profile, ReplayMatrix, RunMatrix
 from hiraishin.prompts import Prompt
 from hiraishin.results import Unit
 from hiraishin.worker import Worker, same_ggml
+
+TEMPLATE_SECONDS = 120
+"""How long the chat template of a model may take for all prompts together; one that loops would never end."""
 
 Measured = tuple[Unit, dict[str, Any], dict[str, list[Any]] | None]
 
@@ -98,7 +102,6 @@ class Context:
     stack: ExitStack
     _workers: dict[tuple[str, str], Worker] = field(default_factory=dict)
     _tokens: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    _n_ctx_train: dict[str, int] = field(default_factory=dict)
     _models: dict[str, ModelFile] = field(default_factory=dict)
 
     def build(self, name: str) -> Build:
@@ -146,22 +149,44 @@ class Context:
         if todo:
             names = {name for name, _ in self._workers}
             first = "patched" if "patched" in names and "stock" not in names else "stock"
-            reply = self.worker(first).result(
-                "hiraishin.llama:tokenize_prompts", model_path=str(model.path), texts=[p.text for p in todo]
-            )
-            self._n_ctx_train[model.sha256] = int(reply["n_ctx_train"])
+            if not model.synthetic and not read_header(model.path).has_chat_template:
+                self.echo(f"note: {model.path.name} has no chat template, so prompts go in as they are")
+            try:
+                reply = self.worker(first).result_within(
+                    TEMPLATE_SECONDS,
+                    "hiraishin.llama:tokenize_prompts",
+                    model_path=str(model.path),
+                    texts=[p.text for p in todo],
+                )
+            except TimeoutError:
+                raise UserError(
+                    f"the chat template of {model.path.name} does not come to an end in {TEMPLATE_SECONDS} s",
+                    "Use a model with a plain template.",
+                ) from None
             for prompt, tokens in zip(todo, reply["tokens"], strict=True):
                 self._tokens[(model.sha256, prompt.sha256)] = tokens
         return [self._tokens[(model.sha256, p.sha256)] for p in prompts]
 
-    def check_fits(self, model: ModelFile, prompts: list[Prompt], extra: int, limit: int | None) -> None:
-        """Refuse prompts that do not fit in the trained context, all named at once, and what does not fit in memory."""
+    def check_fits(
+        self, model: ModelFile, prompts: list[Prompt], extra: int, limit: int | None, *, stops_at_end: bool = False
+    ) -> None:
+        """Refuse prompts that do not fit in the trained context, all named at once, and what does not fit in memory.
+
+        Args:
+            model: the model.
+            prompts: the prompts.
+            extra: tokens to generate.
+            limit: tokens to take of each prompt; ``None`` takes all.
+            stops_at_end: generating stops where the context ends, so only the prompt and one token must fit.
+        """
         tokens = self.tokenize(model, prompts)
-        n_ctx = self._n_ctx_train.get(model.sha256, 0)
+        # From the file: a model of which only the vocabulary is loaded says 0.
+        n_ctx = read_header(model.path).n_ctx_train
+        room = n_ctx - (1 if stops_at_end else extra)
         long = [
-            f"{p.id} ({n} tokens)"
+            f"{p.id} ({len(t)} tokens)"
             for p, t in zip(prompts, tokens, strict=True)
-            if n_ctx and (n := min(len(t), limit or len(t))) + extra > n_ctx
+            if n_ctx and min(len(t), limit or len(t)) > room
         ]
         if long:
             raise UserError(

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from hiraishin.builds import Build
 
 Event = dict[str, Any]
+
+# What would change the bits or the path of a measurement without being part of its key. A profile's or an audit's own
+# settings come afterwards. OMP_*: fewer threads than the key names.
+_NOT_PASSED_ON = ("GGML_", "LLAMA_", "OMP_DYNAMIC", "OMP_THREAD_LIMIT")
 
 
 class Worker:
@@ -58,7 +63,7 @@ class Worker:
             ) from error
         self.log_path = Path(name)
         environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("GGML_BATCH_INVARIANT", "GGML_CUDA_BATCH"))},
+            **{k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED_ON)},
             "LLAMA_CPP_LIB_PATH": str(Path(build.lib_dir).resolve()),
             "PYTHONUTF8": "1",
             # Where gdb is installed ggml attaches it on an abort, and its backtrace buries the assertion's own text.
@@ -79,15 +84,15 @@ class Worker:
             for event in self.call("hiraishin.worker:hello", abi=dict(build.abi)):
                 if "return" in event:
                     self.libraries = dict(event["return"])
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(at_once=isinstance(error, KeyboardInterrupt))
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        self.close(at_once=kind is not None and issubclass(kind, KeyboardInterrupt))
 
     def log_tail(self, lines: int = 12) -> list[str]:
         """The last lines that native code wrote."""
@@ -136,8 +141,35 @@ class Worker:
             value = event.get("return", value)
         return value
 
+    def result_within(self, seconds: float, function: str, **arguments: Any) -> Any:
+        """Like :meth:`result`, for what may never end: the child is killed after ``seconds``.
+
+        Raises:
+            TimeoutError: it was; this worker is of no more use.
+        """
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self._child.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            return self.result(function, **arguments)
+        except NativeCrash as crash:
+            if late.is_set():
+                raise TimeoutError(f"{function} did not end within {seconds:.0f} s") from crash
+            raise
+        finally:
+            timer.cancel()
+
     def _crash(self, function: str) -> NativeCrash:
-        code = self._child.wait(timeout=10)
+        try:
+            code = self._child.wait(timeout=10)
+        except subprocess.TimeoutExpired:  # it closed its side and lives on
+            self._child.kill()
+            code = self._child.wait()
         name = None
         if code < 0:
             with contextlib.suppress(ValueError):
@@ -145,15 +177,23 @@ class Worker:
         how = f"was ended by {name}" if name else f"ended with exit code {code}"
         if name == "SIGKILL":
             how += " (killed from outside, or the machine ran out of memory)"
+        elif name == "SIGBUS":
+            how += " (the disk is full, or a file was cut short while it was read)"
         return NativeCrash(
             f"the {self.build.name} build's measuring process {how} during {function.partition(':')[2]}",
             signal=name,
             log=self.log_tail(),
         )
 
-    def close(self) -> None:
-        """End the child. Never raises, never leaves a process behind."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the child. Never raises, never leaves a process behind.
+
+        Args:
+            at_once: do not wait for what it is doing (after Ctrl-C).
+        """
         child = self._child
+        if at_once:
+            child.kill()
         with contextlib.suppress(OSError, ValueError):
             if child.stdin is not None:
                 child.stdin.close()
@@ -164,7 +204,7 @@ class Worker:
             child.wait()
         if child.stdout is not None:
             child.stdout.close()
-        if child.returncode == 0 and not self._keep_log:
+        if (child.returncode == 0 or at_once) and not self._keep_log:
             with contextlib.suppress(OSError):
                 self.log_path.unlink()
 
@@ -201,14 +241,15 @@ def hello(abi: dict[str, Any]) -> Iterator[Event]:
     yield {"return": loaded_libraries()}
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """This process is killed when the one that started it ends, however that ends (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, Linux
 
 
 def main() -> None:
     """Child: serve calls until standard input ends."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; it closes or kills us
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever native code prints goes to the log, never into the protocol

@@ -1,0 +1,108 @@
+"""How the command line begins and ends: the locale, signals, errors in one message, and what exit statuses mean.
+
+Verbs end with 0, or with 1 where they give a verdict. Everything else is an error: 2 is something that the user can
+mend, 3 a measurement that failed, 70 a bug here, 128 plus its number a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from typer.core import TyperGroup
+
+from hiraishin.errors import UserError
+
+BUG = 70
+"""Exit status of a bug: never 1, which is a verdict of ``replay``, ``localize`` and ``audit``."""
+
+
+class Stopped(UserError):
+    """Ctrl-C, or a signal that asks the process to end. ``notes`` say what was kept."""
+
+    def __init__(self, cause: KeyboardInterrupt) -> None:
+        kept = " ".join(getattr(cause, "__notes__", []))
+        number = cause.number if isinstance(cause, _Signal) else signal.SIGINT
+        super().__init__(
+            "stopped" + (f": {kept}" if kept else ""), "The same command goes on from there.", exit_code=128 + number
+        )
+
+
+class _Signal(KeyboardInterrupt):
+    """A signal that ends what Ctrl-C would end, in the same way: children, kernels, temporary files."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class Verbs(TyperGroup):
+    """The verbs. Ctrl-C is turned into an error of ours, before typer turns it into an exit without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as cause:
+            raise Stopped(cause) from cause
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would act on: control characters that a model file or a log brought along."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _use_utf8() -> None:
+    """Start over in Python's UTF-8 mode if the locale has another encoding: names of folders must reach the children."""
+    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _end_like_ctrl_c() -> None:
+    """SIGTERM and SIGHUP stop a run as Ctrl-C does, unless the caller has them ignored (``nohup``)."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise _Signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, stop)
+
+
+def _trace() -> None:
+    if os.environ.get("HIRAISHIN_DEBUG"):
+        traceback.print_exc()
+
+
+def _fail(what: str, exit_code: int) -> None:
+    print(f"hiraishin: {printable(what)}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+def run_app(app: Callable[[], object]) -> None:
+    """Run the verbs: an error for the user is one message and an exit status; tracebacks need ``--debug``."""
+    _use_utf8()
+    _end_like_ctrl_c()
+    try:
+        app()
+    except UserError as error:
+        if not isinstance(error, Stopped):
+            _trace()
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt as cause:
+        _fail(str(Stopped(cause)), Stopped(cause).exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except OSError as error:
+        _trace()
+        where = f": {error.filename}" if error.filename else ""
+        _fail(f"{error.strerror or error}{where}. What was measured is stored. (--debug shows where it happened.)", 2)
+    except Exception:
+        traceback.print_exc()
+        _fail("this is a bug of hiraishin, and no verdict. What was measured is stored.", BUG)
