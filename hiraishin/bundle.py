@@ -113,6 +113,10 @@ def write_bundle(results: ResultSet, folder: Path, *, note: str = "") -> Path:
     return folder
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
 def read_bundle(folder: Path) -> ResultSet:
     """A receipt folder as a result set, every file checked against its checksum.
 
@@ -148,10 +152,10 @@ def read_bundle(folder: Path) -> ResultSet:
                     groups[int(number)] = rows.drop(columns="_unit").reset_index(drop=True)  # type: ignore[arg-type]
         results = []
         for number, line in enumerate(blobs["units.jsonl"].decode().splitlines()):
-            item: Mapping[str, Any] = json.loads(line)
+            item: Mapping[str, Any] = json.loads(line, parse_constant=_refuse)
             unit = Unit(item["kind"], item["inputs"])
             about = head["provenances"][item["provenance"]]
             results.append(Result(unit, item["record"], groups.get(number), about, unit.key))
         return ResultSet(None, head["machine"], results, name=str(head["profile"]))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise damaged(f"{type(error).__name__}: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise damaged(f"{type(error).__name__}: {' '.join(str(error).split())}") from error

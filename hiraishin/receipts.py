@@ -32,6 +32,10 @@ def import_receipt(folder: Path, *, into: Path | None = None) -> Path:
     """
     if not folder.is_dir():
         raise UserError(f"there is no receipt folder {folder}")
+    if links := [path for path in [folder / "raw", *folder.rglob("*")] if path.is_symlink()]:
+        raise UserError(
+            f"the receipt holds a link, {links[0].name}", "Links are not followed: put the file itself there."
+        )
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
     if size > MAX_BYTES:
         raise UserError(f"the receipt holds {size / 1e6:.0f} MB; {MAX_BYTES / 1e6:.0f} MB are the most")

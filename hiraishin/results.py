@@ -13,11 +13,13 @@ full disk or a second writer can leave a missing unit, never a wrong one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from hiraishin.profile import Profile
 
 SCHEMA = 1
+_PARTIAL = ".partial"
 _KIND = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -86,6 +89,7 @@ class Store:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self.problems: list[str] = []
+        self._swept: set[Path] = set()
 
     def _manifest(self, kind: str, key: str) -> Path:
         return self.root / kind / f"{key}.json"
@@ -136,6 +140,7 @@ class Store:
         canonical_json(manifest)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._sweep(folder)
             if frame is not None:
                 blob = _parquet_bytes(frame)
                 manifest["table_sha256"] = hashlib.sha256(blob).hexdigest()
@@ -151,6 +156,15 @@ class Store:
                 "and the same command goes on from there.",
             ) from error
         return Result(unit, dict(record), frame, dict(provenance or {}), unit.key)
+
+    def _sweep(self, folder: Path) -> None:
+        """Remove, once, what killed writers left in a folder; a file of the last hour may be somebody's who is writing."""
+        if folder not in self._swept:
+            self._swept.add(folder)
+            for left in folder.glob(f".*{_PARTIAL}"):
+                with contextlib.suppress(OSError):
+                    if time.time() - left.stat().st_mtime > 3600:
+                        left.unlink()
 
     def _read(self, path: Path, *, expected_key: str) -> Result | None:
         import pandas as pd
@@ -208,7 +222,7 @@ def _parquet_frame(blob: bytes, pd: Any) -> pd.DataFrame:
 
 
 def _write_atomically(path: Path, blob: bytes) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:16]}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:16]}.", suffix=_PARTIAL, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(blob)
