@@ -23,6 +23,7 @@ from typing import Any
 
 from hiraishin import paths
 from hiraishin.errors import UserError
+from hiraishin.native.environment import only_one
 
 AT_ONCE = 2
 """Notebooks run side by side; each is a kernel and the native process it starts."""
@@ -126,6 +127,8 @@ def execute_all(
 ) -> list[Executed]:
     """Run the notebooks, at most two at a time, and report each, in the given order. One failing stops no other.
 
+    A second process that wants the same ones waits for the first, and then finds them done.
+
     Args:
         notebooks: paths of the notebooks.
         parameters: what to override, the same for all.
@@ -142,6 +145,17 @@ def execute_all(
         raise UserError(
             f"cannot write to {where}: {error.strerror}", "Set HIRAISHIN_HOME to a folder that can be written."
         ) from error
+    with only_one(where / ".lock", "running these notebooks"):
+        return _execute_in(where, notebooks, parameters, depends_on, echo)
+
+
+def _execute_in(
+    where: Path,
+    notebooks: Sequence[Path],
+    parameters: Mapping[str, Any],
+    depends_on: str,
+    echo: Callable[[str], None],
+) -> list[Executed]:
     done: dict[Path, Executed] = {}
     waiting: list[tuple[Path, str]] = []
     for path in notebooks:

@@ -19,6 +19,9 @@ from typing import Any
 
 def main(request_path: str) -> int:
     """Execute, write the outcome, and exit 0 (fine), 1 (a cell failed), 3 (the kernel died) or 4 (anything else)."""
+    from hiraishin.worker import die_with_parent
+
+    die_with_parent()
     request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
     outcome: dict[str, Any]
     # Sockets in a short folder: no TCP ports that parallel runs could fight over, and no path over 107 bytes.

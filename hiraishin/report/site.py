@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
+import glob
 import gzip
 import hashlib
 import io
@@ -19,6 +21,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from hiraishin import paths
 from hiraishin.errors import UserError
@@ -347,8 +351,7 @@ def start(out: Path) -> Path:
         )
     stage = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        if stage.exists():
-            shutil.rmtree(stage)
+        _sweep(out)
         stage.mkdir(parents=True)
         shutil.copytree(paths.ROOT / "report" / "assets", stage / "assets")
     except OSError as error:
@@ -360,10 +363,44 @@ def start(out: Path) -> Path:
 
 
 def finish(stage: Path, out: Path, summary: Mapping[str, Any]) -> None:
-    """Write the marker, then put the built folder in the target's place."""
+    """Write the marker, then put the built folder in the target's place.
+
+    Raises:
+        UserError: the target cannot be replaced.
+    """
     (stage / MARKER).write_bytes(_json(summary))
     old = out.with_name(f".{out.name}.{os.getpid()}.old")
-    if out.exists():
-        os.replace(out, old)
-    os.replace(stage, out)
+    for left in range(_TRIES, 0, -1):
+        try:
+            if out.exists():
+                os.replace(out, old)
+            os.replace(stage, out)
+            break
+        except OSError as error:  # perhaps another report that took the place between the two lines
+            if old.exists() and not out.exists():
+                os.replace(old, out)
+            shutil.rmtree(old, ignore_errors=True)
+            if left == 1 or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise UserError(
+                    f"cannot replace the report {out}: {error.strerror}", "Choose another folder."
+                ) from error
     shutil.rmtree(old, ignore_errors=True)
+
+
+_TRIES = 20
+
+
+def _sweep(out: Path) -> None:
+    """Clear up after reports that were killed: half-built folders go; a site killed between its two renames comes back."""
+    for left in sorted(out.parent.glob(f".{glob.escape(out.name)}.*")):
+        number, _, old = left.name.removeprefix(f".{out.name}.").partition(".")
+        if (
+            not number.isdigit()
+            or old not in ("", "old")
+            or (psutil.pid_exists(int(number)) and int(number) != os.getpid())
+        ):
+            continue
+        if old and not out.exists():
+            os.replace(left, out)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
