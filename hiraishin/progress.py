@@ -60,7 +60,9 @@ class _Tqdm:
 
 
 class _Lines:
-    """At most one line each 15 seconds, no carriage returns: fit for a log file."""
+    """A line each 15 seconds at first, later each twentieth of the time so far: a hundred lines for hours, no carriage
+    returns, fit for a log file.
+    """
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -68,10 +70,10 @@ class _Lines:
 
     def show(self, done: float, total: float, text: str) -> None:
         now = time.monotonic()
-        if now - self._last < 15 and done < total:
+        spent = now - self._started
+        if now - self._last < max(15, spent / 20) and done < total:
             return
         self._last = now
-        spent = now - self._started
         left = f", about {spent * (total - done) / done:.0f} s left" if 0 < done < total else ""
         print(
             f"{self._title}: {100 * done / max(total, 1e-9):.0f} % after {spent:.0f} s{left}: {text}",

@@ -93,17 +93,29 @@ def code_version(module: str) -> str:
 
 @functools.cache
 def commit() -> dict[str, Any]:
-    """The repository's commit and whether tracked files differ from it; nulls outside a git checkout."""
+    """The repository's commit and whether tracked files differ from it; nulls outside a git checkout of its own."""
+    # Inside a git hook these name another repository.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
 
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, timeout=20, check=False
+                ["git", "-C", str(paths.ROOT), *arguments],
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="surrogateescape",
+                timeout=20,
+                check=False,
+                env=environment,
             )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != paths.ROOT:  # a copy without history, perhaps inside somebody's repository
+        return {"commit": None, "dirty": None}
     status = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": git("rev-parse", "HEAD"), "dirty": None if status is None else bool(status)}
 
