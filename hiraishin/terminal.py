@@ -15,6 +15,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from hiraishin import paths
 from hiraishin.errors import UserError
 
 BUG = 70
@@ -25,11 +26,9 @@ class Stopped(UserError):
     """Ctrl-C, or a signal that asks the process to end. ``notes`` say what was kept."""
 
     def __init__(self, cause: KeyboardInterrupt) -> None:
-        kept = " ".join(getattr(cause, "__notes__", []))
+        kept = " ".join(getattr(cause, "__notes__", [])) or f"what was measured is stored in {paths.results_dir()}."
         number = cause.number if isinstance(cause, _Signal) else signal.SIGINT
-        super().__init__(
-            "stopped" + (f": {kept}" if kept else ""), "The same command goes on from there.", exit_code=128 + number
-        )
+        super().__init__(f"stopped: {kept}", "The same command goes on from there.", exit_code=128 + number)
 
 
 class _Signal(KeyboardInterrupt):

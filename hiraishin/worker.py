@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -55,6 +56,7 @@ class Worker:
         logs = paths.logs_dir()
         try:
             logs.mkdir(parents=True, exist_ok=True)
+            _sweep(logs)
             handle, name = tempfile.mkstemp(prefix=f"native-{build.name}-", suffix=".log", dir=logs)
         except OSError as error:
             raise UserError(
@@ -65,6 +67,7 @@ class Worker:
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(_NOT_PASSED_ON)},
             "LLAMA_CPP_LIB_PATH": str(Path(build.lib_dir).resolve()),
+            "HIRAISHIN_HOME": str(paths.home()),  # it may be relative, and the child works elsewhere
             "PYTHONUTF8": "1",
             # Where gdb is installed ggml attaches it on an abort, and its backtrace buries the assertion's own text.
             "GGML_NO_BACKTRACE": "1",
@@ -84,9 +87,21 @@ class Worker:
             for event in self.call("hiraishin.worker:hello", abi=dict(build.abi)):
                 if "return" in event:
                     self.libraries = dict(event["return"])
+            self._check_libraries()
         except BaseException as error:
             self.close(at_once=isinstance(error, KeyboardInterrupt))
             raise
+
+    def _check_libraries(self) -> None:
+        """What was loaded must be what the build's description says, or results would be stored under its name."""
+        described = self.build.description.get("libraries") or {}
+        for name, digest in self.libraries.items():
+            wanted = described.get(f"{name.split('.so')[0]}.so", digest)
+            if digest != wanted:
+                raise UserError(
+                    f"{name} in {self.build.lib_dir} is not the library that its build.json describes",
+                    "It was changed, or replaced meanwhile. Delete that folder and make it again with ./build.sh.",
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -207,6 +222,14 @@ class Worker:
         if (child.returncode == 0 or at_once) and not self._keep_log:
             with contextlib.suppress(OSError):
                 self.log_path.unlink()
+
+
+def _sweep(logs: Path) -> None:
+    """Remove the logs of last week: of children whose parent was killed, and those that an old error named."""
+    for log in logs.glob("native-*.log"):
+        with contextlib.suppress(OSError):
+            if time.time() - log.stat().st_mtime > 7 * 24 * 3600:
+                log.unlink()
 
 
 def loaded_libraries() -> dict[str, str]:

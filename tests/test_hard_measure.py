@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,12 @@ import pytest
 from hard_runs import contents, write_profile
 
 from hiraishin import memory, run, tasks
+from hiraishin.builds import Build, find_build
 from hiraishin.errors import UserError
 from hiraishin.profile import Profile, load_profile
 from hiraishin.prompts import Prompt
 from hiraishin.results import ResultSet, Store
+from hiraishin.worker import Worker
 
 pytestmark = pytest.mark.real_model
 
@@ -134,3 +139,25 @@ def test_odd_prompts_are_measured_or_refused_in_one_line(
         assert "\n" not in error.what
         return
     assert {Prompt("odd", "c", text).sha256} == {r.inputs["prompt_sha256"] for r in results.results}
+
+
+def test_a_library_that_is_not_the_one_described_is_refused(tmp_path: Path, home: Path) -> None:
+    build = find_build("stock")
+    changed = tmp_path / "changed"
+    shutil.copytree(build.lib_dir, changed, symlinks=True)
+    library = (changed / "libggml-cpu.so").resolve()
+    library.write_bytes(library.read_bytes() + b"\0")  # it loads and computes as before; nobody can tell
+    with pytest.raises(UserError, match=r"libggml-cpu\.so\S* in \S+ is not the library that its build.json describes"):
+        Worker(Build(build.name, build.backend, changed, build.description, build.abi)).close()
+    with Worker(build) as worker:
+        assert worker.libraries
+
+
+def test_logs_of_last_week_are_swept_up_and_newer_ones_kept(home: Path) -> None:
+    (home / "logs").mkdir()
+    old, new = home / "logs" / "native-stock-old.log", home / "logs" / "native-stock-new.log"
+    for path, days in ((old, 8), (new, 6)):
+        path.touch()
+        os.utime(path, (time.time() - days * 86400,) * 2)
+    Worker(find_build("stock")).close()
+    assert list((home / "logs").iterdir()) == [new]

@@ -69,14 +69,23 @@ print("reused" if done.reused else done.what or "run")
 
 def _execute(notebook: Path, home: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", EXECUTE, str(notebook)], env=variables(home), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-c", EXECUTE, str(notebook)],
+        env=variables(home, HIRAISHIN_HOME=home.name),
+        cwd=home.parent,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
 @pytest.mark.slow
 def test_the_notebooks_of_two_reports_at_once_run_once(tmp_path: Path) -> None:
-    notebook = write_notebook(tmp_path / "01.ipynb", "import time\ntime.sleep(1)")
-    both = [_execute(notebook, tmp_path / "home") for _ in range(2)]
+    # A relative home, and a file of the working directory that must not be taken for a module.
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "json.py").write_text("raise SystemExit('taken for a module')")
+    home = tmp_path / "work" / "home"
+    check = f"import time\nfrom hiraishin import paths\ntime.sleep(1)\nassert str(paths.home()) == {str(home)!r}, paths.home()"
+    notebook = write_notebook(tmp_path / "01.ipynb", check)
+    both = [_execute(notebook, home) for _ in range(2)]
     assert sorted(run.communicate(timeout=120)[0].strip() for run in both) == ["reused", "run"]
 
 

@@ -76,7 +76,7 @@ def build_report(
     from hiraishin.report.check import check_site
 
     failures: list[str] = []
-    out = Path(out).absolute()
+    out = Path(out).resolve()  # a link stays: what it points to is replaced
     stage = site.start(out)
     try:
         books = site.make_books(results, profile, failures)

@@ -228,11 +228,12 @@ class _Run:
         self.log_path = scratch / "log.txt"
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join([str(paths.ROOT), *filter(None, [environment.get("PYTHONPATH")])])
+        environment["HIRAISHIN_HOME"] = str(paths.home())  # it may be relative, and kernels work elsewhere
         environment.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         self.started = time.monotonic()
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hiraishin.report.kernel_run", str(scratch / "request.json")],
+                [sys.executable, "-P", "-m", "hiraishin.report.kernel_run", str(scratch / "request.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
