@@ -6,14 +6,16 @@ unknown field is an error, so a typing mistake cannot silently leave the default
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hiraishin import paths
 from hiraishin.errors import UserError
+from hiraishin.prompts import is_path
 
 MAX_WIDTH = 16
 """The widest pass that the patches treat, and the widest that a profile may ask for."""
@@ -203,9 +205,32 @@ def load_profile(name_or_path: str | Path) -> Profile:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"the profile {path.name} is not valid TOML: {error}") from error
     try:
-        return Profile.model_validate({**raw, "name": path.stem})
+        return _beside(Profile.model_validate({**raw, "name": path.stem}), Path(os.path.abspath(path)).parent)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole file"
         more = f" ({error.error_count()} problems in all)" if error.error_count() > 1 else ""
         raise UserError(f"the profile {path.name}: {place}: {first['msg']}{more}") from error
+
+
+def _beside(profile: Profile, folder: Path) -> Profile:
+    """The profile with relative paths made absolute: notebooks read it from another folder.
+
+    A relative path is looked for beside the profile first, then in the working directory.
+    """
+
+    def absolute(text: str) -> str:
+        path = Path(os.path.expanduser(text))
+        return str(folder / path if (folder / path).exists() else Path(os.path.abspath(path)))
+
+    def model(one: Model | None) -> Model | None:
+        return one and one.model_copy(update={"path": absolute(one.path)} if one.path else {})
+
+    def matrices(some: list[Any]) -> list[Any]:
+        return [
+            one.model_copy(update={"prompt_set": absolute(one.prompt_set)} if is_path(one.prompt_set) else {})
+            for one in some
+        ]
+
+    changes = {name: matrices(getattr(profile, name)) for name in ("replay", "runs", "localize")}
+    return profile.model_copy(update={"model": model(profile.model), "draft": model(profile.draft), **changes})

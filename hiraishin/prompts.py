@@ -25,6 +25,11 @@ class Prompt:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
+def is_path(name: str) -> bool:
+    """Whether a prompt set is named by a path, not by its name in ``data/prompts``."""
+    return name.endswith(".jsonl") or "/" in name
+
+
 def load_prompts(name_or_path: str | Path) -> list[Prompt]:
     """Read a prompt set by name (``replay``, ``evaluation``) or by path (``mine.jsonl``).
 
@@ -33,7 +38,7 @@ def load_prompts(name_or_path: str | Path) -> list[Prompt]:
             exactly a non-empty ``id``, ``category`` and ``text``, or repeats an id.
     """
     text = str(name_or_path)
-    path = Path(text) if text.endswith(".jsonl") or "/" in text else paths.prompts_dir() / f"{text}.jsonl"
+    path = Path(text) if is_path(text) else paths.prompts_dir() / f"{text}.jsonl"
     try:
         blob = path.read_bytes()
     except OSError as error:

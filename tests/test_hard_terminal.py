@@ -15,6 +15,7 @@ from hard_runs import clone, command, heeding_ctrl_c, variables
 
 from hiraishin import __version__, paths, progress
 from hiraishin.cli import app
+from hiraishin.profile import load_profile
 from hiraishin.terminal import printable
 
 # What takes longer to import than a whole --help may take. (pydantic, 0.1 s, belongs to typer.)
@@ -26,6 +27,7 @@ HEAVY = (
 EVERY_HELP = """
 import json, sys
 from hiraishin.cli import app
+from hiraishin.profile import load_profile
 said = []
 for verb in json.loads(sys.argv[1]):
     try:
@@ -102,6 +104,7 @@ ENDS = """
 import os, signal, sys
 from hiraishin.errors import UserError
 from hiraishin.cli import app
+from hiraishin.profile import load_profile
 from hiraishin.terminal import run_app
 
 @app.command()
@@ -131,9 +134,9 @@ def _ends(body: str, *options: str) -> subprocess.CompletedProcess[str]:
         ("raise UserError('it failed', exit_code=3)", 3, "hiraishin: it failed"),
         ("raise OSError(28, 'No space left on device', '/x')", 2, "hiraishin: No space left on device: /x. What was"),
         ("open('/nowhere/x', 'w')", 2, "hiraishin: No such file or directory: /nowhere/x. What was"),
-        ("os.kill(os.getpid(), signal.SIGINT)", 130, "hiraishin: stopped. The same command goes on from there."),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "hiraishin: stopped. The same command goes on from there."),
-        ("os.kill(os.getpid(), signal.SIGHUP)", 129, "hiraishin: stopped. The same command goes on from there."),
+        ("os.kill(os.getpid(), signal.SIGINT)", 130, "hiraishin: stopped: what was measured is stored in /"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, "hiraishin: stopped: what was measured is stored in /"),
+        ("os.kill(os.getpid(), signal.SIGHUP)", 129, "hiraishin: stopped: what was measured is stored in /"),
         (r"raise UserError('\x1b]0;gotcha\x07\x00\u202e')", 2, r"hiraishin: \x1b]0;gotcha\x07\x00\u202e"),
     ],
 )
@@ -183,6 +186,31 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
     (line,) = done.stderr.splitlines()
     assert line.startswith("hiraishin: cannot write ")
     assert not (tmp_path / "home").exists()
+
+
+def test_relative_paths_in_a_profile_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "cwd").mkdir()
+    for name in ("beside/m.gguf", "beside/set.jsonl", "cwd/draft.gguf", "cwd/m.gguf"):
+        (tmp_path / name).touch()
+    text = """
+    title = "t"
+    model = { source = "file", path = "m.gguf" }
+    draft = { source = "file", path = "draft.gguf" }
+    replay = [{ prompt_set = "set.jsonl" }, { prompt_set = "evaluation" }]
+    runs = [{ name = "r", prompt_set = "/nowhere/x.jsonl" }]
+    """
+    (tmp_path / "beside" / "p.toml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "cwd")
+    profile = load_profile("../beside/p.toml")
+    assert profile.draft is not None and profile.draft.path is not None and profile.model.path is not None
+    sets = [*(m.prompt_set for m in profile.replay), *(m.prompt_set for m in profile.runs)]
+    found = [profile.model.path, profile.draft.path, *sets]
+    there = tmp_path / "beside"
+    assert found == [
+        str(there / "m.gguf"), str(tmp_path / "cwd" / "draft.gguf"), str(there / "set.jsonl"), "evaluation",
+        "/nowhere/x.jsonl",
+    ]  # fmt: skip
 
 
 def test_a_missing_build_is_told_before_a_model_is_fetched(tmp_path: Path) -> None:
