@@ -85,7 +85,8 @@ def ensure_builds(backend: str = "cpu", echo: Callable[[str], object] = print) -
     Raises:
         UserError: what ``build.sh`` said, with its exit status.
     """
-    command = [sys.executable, "-m", "hiraishin.native", "all", "--backend", backend]
+    # -P: a file of the caller's folder must not be taken for a module.
+    command = [sys.executable, "-P", "-m", "hiraishin.native", "all", "--backend", backend]
     if origin := _foreign_origin(backend):
         command += ["--source", origin]
     variables = os.environ | {
