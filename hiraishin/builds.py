@@ -235,11 +235,18 @@ def _check_loads(libllama: Path) -> None:
         )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1].partition(": ")[2]
-        raise UserError(
-            f"{libllama} cannot be loaded: {reason}", "What it depends on must be in its folder or installed."
-        )
+        raise UserError(f"{libllama} cannot be loaded: {reason}", _what_to_do(reason))
     if missing := json.loads(done.stdout.strip().splitlines()[-1]):
         raise UserError(
             f"{libllama} lacks {missing[0]}" + (f" and {len(missing) - 1} more functions" if len(missing) > 1 else ""),
             "llama-cpp-python 0.3.36 needs them; the library is of another version.",
         )
+
+
+def _what_to_do(reason: str) -> str:
+    """A hint for what the loader could not find."""
+    if "libcuda.so" in reason:
+        return "That is the NVIDIA driver's: install the driver, or use a library built for the CPU."
+    if re.search(r"lib(cudart|cublas\w*|nccl)\.so", reason):
+        return "That is CUDA's: install the CUDA version it was built with, or put its folder in LD_LIBRARY_PATH."
+    return "What it depends on must be in its folder or installed."

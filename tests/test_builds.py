@@ -206,6 +206,26 @@ def test_a_library_without_what_it_depends_on_is_refused(folder: Path) -> None:
         describe_library(folder)
 
 
+@pytest.mark.parametrize(
+    ("needs", "said"), [("libcuda", "NVIDIA driver"), ("libcublasLt", "CUDA's"), ("libother", "in its folder")]
+)
+def test_a_cuda_library_without_its_driver_says_what_is_missing(folder: Path, needs: str, said: str) -> None:
+    # A library of that name that the linker finds and the loader does not, as on a machine without a driver.
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / f"{needs}.so"), f"-Wl,-soname,{needs}.so.1"]
+    subprocess.run(command, input="int cuInit(void) { return 0; }", text=True, check=True)
+    code = "int cuInit(void); int here(void) { return cuInit(); }\n"
+    compiled(folder, "libggml-cuda", code, f"-L{folder}", f"-l{needs[3:]}", "-Wl,-rpath,$ORIGIN")
+    (folder / f"{needs}.so").unlink()
+    functions = "".join(f"void {name}(void) {{}}\n" for name in binding_functions())
+    code = "int here(void); int there(void) { return here(); }\n" + functions
+    compiled(
+        folder, "libllama", code, f"-L{folder}", "-lggml-cuda", "-Wl,-rpath,$ORIGIN", "-Wl,--allow-shlib-undefined"
+    )
+    with pytest.raises(UserError, match=rf"cannot be loaded: {needs}\.so\.1: .*{said}") as caught:
+        describe_library(folder)
+    assert (len(str(caught.value).splitlines()), caught.value.exit_code) == (1, 2)
+
+
 def test_a_file_that_is_no_library_is_refused(folder: Path) -> None:
     (folder / "libllama.so").write_bytes(b"<html>not found</html>")
     with pytest.raises(UserError, match="cannot be loaded"):
