@@ -14,14 +14,15 @@ import pytest
 from hard_runs import alive, variables, wait_until
 from report_site import write_notebook
 
-from hiraishin.report import execute, site
+from hiraishin.report import execute, folders
+from hiraishin.report.check import MARKER
 
 FINISH = """
 import os, signal, sys
 from pathlib import Path
-from hiraishin.report import site
+from hiraishin.report import folders
 out, moment = Path(sys.argv[1]), sys.argv[2]
-stage = site.start(out)
+stage = folders.start(out)
 (stage / "index.html").write_text(sys.argv[3])
 replace = os.replace
 def killed(source, target):
@@ -31,7 +32,7 @@ def killed(source, target):
 os.replace = killed
 if moment == "before":
     os.kill(os.getpid(), signal.SIGKILL)
-site.finish(stage, out, {"ok": True})
+folders.finish(stage, out, {"ok": True})
 """
 
 
@@ -44,10 +45,11 @@ def test_a_killed_report_loses_no_older_one_and_is_cleared_up(tmp_path: Path, mo
     out = tmp_path / "html"
     assert _report(out, "never", "old").wait() == 0
     assert _report(out, moment, "half").wait() == -signal.SIGKILL
-    assert site.start(out).is_dir()
+    assert folders.start(out).is_dir()
     assert (out / "index.html").read_text(encoding="utf-8") == "old"
-    assert json.loads((out / site.MARKER).read_text(encoding="utf-8")) == {"ok": True}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f".html.{os.getpid()}", "html"]
+    assert json.loads((out / MARKER).read_text(encoding="utf-8")) == {"ok": True}
+    stage, kept = sorted(path.name for path in tmp_path.iterdir())
+    assert (stage.startswith(f".html.{os.getpid()}-"), kept) == (True, "html")
 
 
 def test_reports_at_once_leave_one_of_them_whole(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_reports_at_once_leave_one_of_them_whole(tmp_path: Path) -> None:
     running = [_report(out, "never", f"report {n}") for n in range(6)]
     assert [run.wait() for run in running] == [0] * 6
     assert (out / "index.html").read_text(encoding="utf-8").startswith("report ")
-    assert (out / site.MARKER).is_file() and (out / "assets").is_dir()
+    assert (out / MARKER).is_file() and (out / "assets").is_dir()
     assert [path.name for path in tmp_path.iterdir()] == ["html"]
 
 

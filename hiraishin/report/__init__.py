@@ -2,7 +2,7 @@
 
 ``build_report`` writes the whole site; ``check.check_site`` holds a finished one to its rules. The other modules: ``facts``
 (numbers and where they come from), ``story`` (which sentences the facts allow), ``article`` (templates to pages),
-``site`` (figures, downloads, folders), ``execute`` and ``kernel_run`` (papermill), ``pages`` (notebooks to HTML).
+``site`` (figures, downloads), ``folders``, ``execute`` and ``kernel_run`` (papermill), ``pages`` (notebooks to HTML).
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def build_report(
     from hiraishin import figures as figure_registry
     from hiraishin import ledger, provenance
     from hiraishin.errors import UserError
-    from hiraishin.report import article, execute, facts, site
+    from hiraishin.report import article, execute, facts, folders, site
     from hiraishin.report.check import check_site
 
     failures: list[str] = []
     out = Path(out).resolve()  # a link stays: what it points to is replaced
-    stage = site.start(out)
+    stage = folders.start(out)
     try:
         books = site.make_books(results, profile, failures)
         if results is None or not results.results:
@@ -137,7 +137,7 @@ def build_report(
 
         if check:
             failures += [f"linter: {problem}" for problem in check_site(stage, finished=False)]
-        site.finish(
+        folders.finish(
             stage,
             out,
             {

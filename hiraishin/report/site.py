@@ -1,28 +1,18 @@
-"""The site as files: figures, notebook pages, article, receipts, downloads, provenance, and the marker written last.
-
-Everything is built in a folder beside the target and renamed into place at the end, so a killed report leaves the
-old site whole; ``report.json`` is the last file written and the only evidence that a site is finished.
-"""
+"""What a site holds as files: figures with their data, and downloads; and whose results it shows."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import errno
-import glob
 import gzip
 import hashlib
 import io
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import psutil
 
 from hiraishin import paths
 from hiraishin.errors import UserError
@@ -35,7 +25,6 @@ if TYPE_CHECKING:
     from hiraishin.profile import Profile
     from hiraishin.results import Result, ResultSet
 
-MARKER = "report.json"
 LARGEST_DOWNLOAD = 300_000
 """Bytes of one downloadable table; a larger one is named with its size instead."""
 
@@ -267,7 +256,7 @@ def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any]
             "machine": dict(book.machine),
             "claims": rows,
         }
-        put(f"{stem}.json", f"every claim, {book.label}", _json(document, indent=None), always=True)
+        put(f"{stem}.json", f"every claim, {book.label}", as_json(document, indent=None), always=True)
         if book.name != "here":
             continue
         put(
@@ -276,7 +265,7 @@ def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any]
             _csv([{**r, "params": json.dumps(r["params"], sort_keys=True)} for r in rows]),
             always=True,
         )
-    put("ledger.json", "the ledger with its verdicts", _json([row.as_json() for row in ledger_rows]), always=True)
+    put("ledger.json", "the ledger with its verdicts", as_json([row.asas_json() for row in ledger_rows]), always=True)
     for name in ("post.toml", "source.toml"):
         put(
             name,
@@ -323,7 +312,8 @@ def _claim_dict(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _json(value: Any, indent: int | None = 1) -> bytes:
+def as_json(value: Any, indent: int | None = 1) -> bytes:
+    """A JSON file's bytes."""
     return json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False, default=str).encode() + b"\n"
 
 
@@ -334,73 +324,3 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
         writer.writeheader()
         writer.writerows(rows)
     return buffer.getvalue().encode()
-
-
-# Folders -------------------------------------------------------------------------------------------------------
-
-
-def start(out: Path) -> Path:
-    """The folder to build in, beside the target.
-
-    Raises:
-        UserError: the target holds something that is no report of ours, or cannot be written.
-    """
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).exists())):
-        raise UserError(
-            f"{out} exists and is no report of this project", "Choose another folder, or empty that one first."
-        )
-    stage = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        _sweep(out)
-        stage.mkdir(parents=True)
-        shutil.copytree(paths.ROOT / "report" / "assets", stage / "assets")
-    except OSError as error:
-        raise UserError(
-            f"cannot write a report beside {out}: {error.strerror or error}",
-            "Set HIRAISHIN_REPORT to a folder that can be written.",
-        ) from error
-    return stage
-
-
-def finish(stage: Path, out: Path, summary: Mapping[str, Any]) -> None:
-    """Write the marker, then put the built folder in the target's place.
-
-    Raises:
-        UserError: the target cannot be replaced.
-    """
-    (stage / MARKER).write_bytes(_json(summary))
-    old = out.with_name(f".{out.name}.{os.getpid()}.old")
-    for left in range(_TRIES, 0, -1):
-        try:
-            if out.exists():
-                os.replace(out, old)
-            os.replace(stage, out)
-            break
-        except OSError as error:  # perhaps another report that took the place between the two lines
-            if old.exists() and not out.exists():
-                os.replace(old, out)
-            shutil.rmtree(old, ignore_errors=True)
-            if left == 1 or error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
-                raise UserError(
-                    f"cannot replace the report {out}: {error.strerror}", "Choose another folder."
-                ) from error
-    shutil.rmtree(old, ignore_errors=True)
-
-
-_TRIES = 20
-
-
-def _sweep(out: Path) -> None:
-    """Clear up after reports that were killed: half-built folders go; a site killed between its two renames comes back."""
-    for left in sorted(out.parent.glob(f".{glob.escape(out.name)}.*")):
-        number, _, old = left.name.removeprefix(f".{out.name}.").partition(".")
-        if (
-            not number.isdigit()
-            or old not in ("", "old")
-            or (psutil.pid_exists(int(number)) and int(number) != os.getpid())
-        ):
-            continue
-        if old and not out.exists():
-            os.replace(left, out)
-        else:
-            shutil.rmtree(left, ignore_errors=True)
