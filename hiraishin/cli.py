@@ -61,11 +61,12 @@ def parse_widths(text: str) -> list[int]:
     return sorted(set(widths))
 
 
-def check_writable(path: Path | None, *, make_folders: bool = True) -> None:
+def check_writable(path: Path | None, hint: str = "Choose another place.", *, make_folders: bool = True) -> None:
     """Refuse a place for results before anything is measured for it (``None`` is fine).
 
     Args:
         path: the file or folder to be written.
+        hint: what to do about it.
         make_folders: folders above it that are missing will be made.
 
     Raises:
@@ -78,7 +79,7 @@ def check_writable(path: Path | None, *, make_folders: bool = True) -> None:
         above = above.parent
     if not above.is_dir() or not os.access(above, os.W_OK):
         why = "cannot be written" if above.is_dir() else "is no folder" if above.exists() else "does not exist"
-        raise UserError(f"cannot write {path}: {above} {why}", "Choose another place.")
+        raise UserError(f"cannot write {path}: {above} {why}", hint)
 
 
 @app.command()
@@ -347,7 +348,7 @@ def report(
     from hiraishin.report import build_report
 
     wanted = load_profile(profile)
-    check_writable(out or paths.report_dir())
+    check_writable(out or paths.report_dir(), "Name another folder with --out or HIRAISHIN_REPORT.")
     if measure:
         from hiraishin.builds import ensure_builds
 

@@ -17,6 +17,9 @@ from hiraishin import paths
 from hiraishin.errors import UserError
 from hiraishin.prompts import is_path
 
+MOST_BYTES = 1 << 20
+"""No profile is larger; without a limit a device or a model given by mistake would fill the memory."""
+
 MAX_WIDTH = 16
 """The widest pass that the patches treat, and the widest that a profile may ask for."""
 
@@ -195,7 +198,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     text = str(name_or_path)
     path = Path(text) if text.endswith(".toml") or "/" in text else paths.profiles_dir() / f"{text}.toml"
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            blob = file.read(MOST_BYTES + 1)
+        if len(blob) > MOST_BYTES:
+            raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB", "That is no profile.")
+        raw = tomllib.loads(blob.decode("utf-8"))
     except FileNotFoundError as error:
         raise UserError(
             f"there is no profile {text!r}", f"Known profiles: {', '.join(list_profiles())}; or give a .toml file."

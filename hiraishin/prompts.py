@@ -10,6 +10,9 @@ from pathlib import Path
 from hiraishin import paths
 from hiraishin.errors import UserError
 
+MOST_BYTES = 64 << 20
+"""No prompt set is larger; without a limit a device or a model given by mistake would fill the memory."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -40,12 +43,15 @@ def load_prompts(name_or_path: str | Path) -> list[Prompt]:
     text = str(name_or_path)
     path = Path(text) if is_path(text) else paths.prompts_dir() / f"{text}.jsonl"
     try:
-        blob = path.read_bytes()
+        with path.open("rb") as file:
+            blob = file.read(MOST_BYTES + 1)
     except OSError as error:
         known = ", ".join(sorted(p.stem for p in paths.prompts_dir().glob("*.jsonl")))
         raise UserError(
             f"the prompt set {text!r} cannot be read: {error.strerror}", f"Known sets: {known}; or give a .jsonl file."
         ) from error
+    if len(blob) > MOST_BYTES:
+        raise UserError(f"the prompt set {path.name} is larger than {MOST_BYTES >> 20} MiB", "Is it the right file?")
     prompts: list[Prompt] = []
     lines: dict[str, int] = {}
     for number, raw in enumerate(blob.split(b"\n"), start=1):

@@ -15,7 +15,9 @@ from hard_runs import clone, command, heeding_ctrl_c, variables
 
 from hiraishin import __version__, paths, progress
 from hiraishin.cli import app
+from hiraishin.errors import UserError
 from hiraishin.profile import load_profile
+from hiraishin.prompts import load_prompts
 from hiraishin.terminal import printable
 
 # What takes longer to import than a whole --help may take. (pydantic, 0.1 s, belongs to typer.)
@@ -27,7 +29,9 @@ HEAVY = (
 EVERY_HELP = """
 import json, sys
 from hiraishin.cli import app
+from hiraishin.errors import UserError
 from hiraishin.profile import load_profile
+from hiraishin.prompts import load_prompts
 said = []
 for verb in json.loads(sys.argv[1]):
     try:
@@ -104,7 +108,9 @@ ENDS = """
 import os, signal, sys
 from hiraishin.errors import UserError
 from hiraishin.cli import app
+from hiraishin.errors import UserError
 from hiraishin.profile import load_profile
+from hiraishin.prompts import load_prompts
 from hiraishin.terminal import run_app
 
 @app.command()
@@ -186,6 +192,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
     (line,) = done.stderr.splitlines()
     assert line.startswith("hiraishin: cannot write ")
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no endless file here")
+def test_an_endless_file_as_profile_or_prompts_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"/dev/zero is larger than 1 MiB. That is no profile"):
+        load_profile("/dev/zero")
+    with pytest.raises(UserError, match="the prompt set zero is larger than 64 MiB"):
+        load_prompts("/dev/zero")
 
 
 def test_relative_paths_in_a_profile_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
