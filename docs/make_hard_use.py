@@ -52,6 +52,19 @@ CASES: dict[str, tuple[Part, ...]] = {
         ),
         Part("the parent is killed", "its child ends with it", ("worker::the_child_dies_with_its_parent",)),
         Part(
+            "a report is killed",
+            "no runner and no kernel stays; the older report is whole, or comes back; what was half made is cleared up",
+            (
+                "hard_report::a_report_that_is_killed_leaves_no_runner_and_no_kernel_behind",
+                "hard_report::a_killed_report_loses_no_older_one_and_is_cleared_up",
+            ),
+        ),
+        Part(
+            "a measurement crashes in the middle of a profile",
+            "named, with the last native lines; the others are measured, and the next run tries only that one",
+            ("hard_measure::a_crash_in_one_measurement_leaves_the_others_and_only_it_is_tried_again",),
+        ),
+        Part(
             "random kills of a whole quick run, fifty times",
             "the results of an uninterrupted run",
             ("hard::fifty_kills_of_parent_or_child_leave_the_results_of_a_quiet_run",),
@@ -68,7 +81,14 @@ CASES: dict[str, tuple[Part, ...]] = {
             "the old report stays whole",
             ("report::a_report_that_breaks_leaves_the_old_one_whole",),
         ),
-        Part("while measuring", "stops, says where partial results are; the next run resumes"),
+        Part(
+            "while measuring, or asked to end by SIGTERM",
+            "stops within 5 s, says how many results are stored and where; no child stays; the next run resumes",
+            (
+                "hard_runs::ctrl_c_says_what_was_kept_leaves_no_child_and_the_next_run_goes_on",
+                "hard_runs::a_run_that_is_asked_to_end_does_what_it_does_after_ctrl_c",
+            ),
+        ),
     ),
     "Odd notebooks": (
         Part(
@@ -127,8 +147,29 @@ CASES: dict[str, tuple[Part, ...]] = {
                 "doctor::a_home_that_cannot_be_made_is_told",
             ),
         ),
-        Part("no terminal: a short log without carriage returns", "a plain log"),
-        Part("standard input closed; the repository read-only with a home elsewhere", "works as ever"),
+        Part(
+            "a run in a clone named a{b}c/with space/ünï, through a link, from /, no HOME, LC_ALL=C, PYTHONUTF8=0",
+            "the results of any other run",
+            ("hard_runs::a_clone_with_an_odd_name_behind_a_link_without_a_home_in_the_c_locale",),
+        ),
+        Part(
+            "no terminal",
+            "a plain log under 200 lines, without carriage returns",
+            (
+                "hard_runs::closed_input_no_terminal_and_settings_of_other_programs_change_nothing",
+                "hard_terminal::a_log_of_hours_has_less_than_200_lines_and_no_carriage_return",
+            ),
+        ),
+        Part(
+            "standard input closed; llama.cpp's and OpenMP's variables set for something else",
+            "the results of any other run",
+            ("hard_runs::closed_input_no_terminal_and_settings_of_other_programs_change_nothing",),
+        ),
+        Part(
+            "the repository and HOME read-only, HIRAISHIN_HOME elsewhere",
+            "the results of any other run",
+            ("hard_runs::a_read_only_repository_and_home_folder_with_the_results_elsewhere",),
+        ),
     ),
     "Results": (
         Part(
@@ -148,6 +189,7 @@ CASES: dict[str, tuple[Part, ...]] = {
             "a folder that cannot be written, a file in the way",
             "one line",
             (
+                "hard_store::results_on_a_read_only_disk_are_read_and_a_new_one_is_one_clear_line",
                 "results::a_folder_that_cannot_be_written_is_one_clear_line",
                 "results::a_file_in_the_way_is_one_clear_line",
             ),
@@ -162,7 +204,31 @@ CASES: dict[str, tuple[Part, ...]] = {
             ),
         ),
         Part("any plain value", "comes back from the store", ("results::any_plain_value_survives_the_store",)),
-        Part("the disk full while a result is written", "one line, nothing half-written"),
+        Part(
+            "the disk full while a result is written",
+            "one line; what was stored is kept, nothing is half-written, and with room again the same command goes on",
+            ("hard_runs::a_disk_that_fills_up_is_one_line_and_what_was_stored_is_kept",),
+        ),
+        Part(
+            "results damaged, or of an older schema, when a profile runs",
+            "named and measured again; the others stay as they are",
+            ("hard_measure::damaged_results_and_those_of_an_older_schema_are_named_and_measured_again",),
+        ),
+        Part(
+            "a writer killed in the middle",
+            "a missing result, never a wrong one; its temporary file is removed later",
+            ("hard_store::a_writer_killed_in_the_middle_leaves_a_missing_unit_and_its_file_is_swept_up",),
+        ),
+        Part(
+            "a receipt made to do harm: links, numbers that are none, any bytes, any value anywhere",
+            "read or refused in one line; no file of this machine is taken",
+            (
+                "hard_store::a_receipt_with_a_link_takes_no_file_of_this_machine",
+                "hard_store::a_number_that_is_none_in_a_receipt_is_refused",
+                "hard_store::any_mutation_of_a_receipt_is_read_or_refused",
+                "hard_store::any_value_anywhere_in_a_receipt_is_read_or_refused",
+            ),
+        ),
     ),
     "Many at once": (
         Part(
@@ -170,7 +236,25 @@ CASES: dict[str, tuple[Part, ...]] = {
             "no clash of ports",
             ("report_notebooks::notebooks_side_by_side_never_fight_over_ports",),
         ),
+        Part(
+            "eight notebooks at once, ten times over",
+            "all run",
+            ("hard_report::eight_notebooks_at_once_ten_times_over_all_run",),
+        ),
         Part("two builds at once", "one builds, the other takes it", ("native::two_calls_at_once_build_once",)),
+        Part(
+            "two runs at once",
+            "both end well, and the results are those of one",
+            ("hard_runs::two_runs_at_once_share_one_results_folder",),
+        ),
+        Part(
+            "two reports at once",
+            "the notebooks run once; one report is left, whole",
+            (
+                "hard_report::the_notebooks_of_two_reports_at_once_run_once",
+                "hard_report::reports_at_once_leave_one_of_them_whole",
+            ),
+        ),
     ),
     "What reruns": (
         Part(
@@ -194,6 +278,11 @@ CASES: dict[str, tuple[Part, ...]] = {
                 "native::a_patch_of_another_backend_leaves_the_build_as_it_is",
                 "builds::what_decides_the_bits_changes_the_fingerprint",
             ),
+        ),
+        Part(
+            "a prompt edited",
+            "what was measured with it; the order of the prompts changes nothing",
+            ("hard_measure::an_edited_prompt_is_measured_again_and_the_others_are_not",),
         ),
         Part("a notebook edited", "that one runs again", ("report_notebooks::only_what_changed_runs_again",)),
     ),
@@ -269,6 +358,11 @@ CASES: dict[str, tuple[Part, ...]] = {
             ),
         ),
         Part(
+            "a library that was changed or replaced after its build",
+            "refused before anything is measured with it",
+            ("hard_measure::a_library_that_is_not_the_one_described_is_refused",),
+        ),
+        Part(
             "structs laid out otherwise than the binding thinks",
             "refused before anything runs",
             (
@@ -327,7 +421,14 @@ CASES: dict[str, tuple[Part, ...]] = {
                 "evaluate_native::a_recurrent_model_is_refused_by_name_before_it_decodes",
             ),
         ),
-        Part("no chat template", "works without, or says so"),
+        Part(
+            "no chat template",
+            "prompts go in as they are, and the run says so",
+            (
+                "hard_templates::a_model_without_a_template_gets_the_bare_text",
+                "hard_templates::a_model_without_a_template_is_mentioned",
+            ),
+        ),
     ),
     "Memory": (
         Part(
@@ -335,6 +436,7 @@ CASES: dict[str, tuple[Part, ...]] = {
             "refused before loading, with the number",
             (
                 "models::a_long_context_with_a_large_vocabulary_is_refused_with_the_number",
+                "hard_measure::a_model_that_does_not_fit_in_memory_is_refused_with_the_numbers_before_it_is_loaded",
                 "models::a_limit_on_address_space_counts",
                 "models::a_control_group_above_this_one_counts",
             ),
@@ -393,7 +495,15 @@ CASES: dict[str, tuple[Part, ...]] = {
                 "report::the_fork_is_shown_with_both_continuations_and_hostile_text_escaped",
             ),
         ),
-        Part("a hostile chat template in a model", "nothing is run"),
+        Part(
+            "a hostile chat template in a model",
+            "nothing is run; one line, without what a terminal would act on; one that never ends is stopped",
+            (
+                "hard_templates::a_hostile_template_runs_nothing_and_is_one_line",
+                "hard_templates::a_template_without_an_end_is_stopped",
+                "hard_terminal::what_goes_wrong_is_one_line_and_a_status_that_is_no_verdict",
+            ),
+        ),
     ),
     "The command line": (
         Part(
@@ -414,7 +524,56 @@ CASES: dict[str, tuple[Part, ...]] = {
                 "profile::any_bytes_as_a_prompt_file_give_prompts_or_one_clear_line",
             ),
         ),
-        Part("`--help` and `--version`", "at once, nothing heavy imported"),
+        Part(
+            "`--help` of every verb",
+            "at once, nothing heavy imported",
+            ("hard_terminal::every_help_comes_without_importing_anything_heavy",),
+        ),
+        Part(
+            "`--version`; without git, or inside somebody else's repository",
+            "the commit and the versions that matter; no commit rather than another's",
+            (
+                "hard_terminal::the_version_names_the_commit_and_the_packages_that_matter",
+                "hard_terminal::without_git_or_in_somebody_elses_repository_there_is_no_commit",
+            ),
+        ),
+        Part(
+            "an error, a signal, a bug here",
+            "one line (a bug: its traceback) and a status that is never taken for a verdict",
+            (
+                "hard_terminal::what_goes_wrong_is_one_line_and_a_status_that_is_no_verdict",
+                "hard_terminal::a_bug_shows_its_traceback_and_is_no_verdict",
+                "hard_terminal::a_reader_that_goes_away_is_no_error_message",
+            ),
+        ),
+        Part(
+            "a place that cannot be written; a build that is missing",
+            "told before anything is measured or fetched",
+            (
+                "hard_terminal::a_place_that_cannot_be_written_is_refused_before_anything_is_measured",
+                "hard_terminal::a_missing_build_is_told_before_a_model_is_fetched",
+            ),
+        ),
+        Part(
+            "an endless file as profile or prompts",
+            "refused in one line",
+            ("hard_terminal::an_endless_file_as_profile_or_prompts_is_one_line",),
+        ),
+        Part(
+            "a profile with relative paths, used from another folder",
+            "the same files",
+            ("hard_terminal::relative_paths_in_a_profile_are_found_from_any_folder",),
+        ),
+        Part(
+            "prompts that do not fit in the context",
+            "all named before anything is measured",
+            ("hard_measure::every_prompt_that_does_not_fit_is_named_before_anything_is_measured",),
+        ),
+        Part(
+            "prompts of control characters, or of 100,000 letters",
+            "measured, or refused in one line",
+            ("hard_measure::odd_prompts_are_measured_or_refused_in_one_line",),
+        ),
     ),
     "Odd processors": (
         Part(
@@ -422,7 +581,12 @@ CASES: dict[str, tuple[Part, ...]] = {
             "refused before it crashes",
             ("builds::a_build_for_another_processor_is_refused_before_it_crashes",),
         ),
-        Part("one core; 64 threads asked for", "works, or says what does not"),
+        Part("one core", "the bits of two", ("hard_runs::one_core_gives_the_bits_of_two",)),
+        Part(
+            "64 threads on fewer cores",
+            "ends; a width run twice gives the same bits, and the patched build those of the lone token",
+            ("hard_runs::64_threads_on_fewer_cores_end_and_the_patched_build_stays_exact",),
+        ),
     ),
 }
 
@@ -459,6 +623,11 @@ def page(tests: dict[str, set[str]]) -> str:
     """The text of docs/hard-use.md."""
     parts = [p for some in CASES.values() for p in some]
     held = sum(bool(p.tests) for p in parts)
+    rest = (
+        ""
+        if held == len(parts)
+        else 'The rest says "not held by a test": what users should see, and nothing proves it. '
+    )
     hard = sum("hard" in marks for marks in tests.values())
     lines = [
         "# Hard use",
@@ -466,10 +635,9 @@ def page(tests: dict[str, set[str]]) -> str:
         "What goes wrong on other people's machines, what the user sees then, and the tests that hold it. Written by",
         "`docs/make_hard_use.py`, which fails when a test named here does not exist.",
         "",
-        f"{held} of {len(parts)} situations are held by tests. "
-        'The rest says "not held by a test": there the second column is',
-        "what is meant to happen, and nothing proves it. Marks stand in parentheses (`slow`, `real_model`, `browser`); all of",
-        f"those run in `make test`. Tests marked `hard`, which only `make test-hard` runs: {hard or 'none yet'}.",
+        f"{held} of {len(parts)} situations are held by tests. {rest}Marks stand in parentheses",
+        "(`slow`, `real_model`, `browser`); all of those run in `make test`. Tests marked `hard`, which only `make test-hard`",
+        f"runs: {hard or 'none yet'}.",
     ]
     for number, (title, some) in enumerate(CASES.items(), 1):
         lines += [
