@@ -146,6 +146,8 @@ class RunMatrix(_Strict):
     drafters: list[Drafter] = Field(default_factory=lambda: [Drafter()])
     tokens: Annotated[int, Field(ge=1, le=8192)] = 96
     arms: list[Arm] = Field(default_factory=_both_arms)
+    variants: list[str] = Field(default_factory=list)
+    """Further patched arms, each with parts of the switch left out, e.g. ``cuda-graphs``."""
     repeats: Annotated[int, Field(ge=1, le=10)] = 1
     prefill: list[Literal["whole", "last-alone"]] = Field(default_factory=_whole_prefill)
     """``last-alone`` feeds the prompt as n-1 tokens and then one, the difference that was suspected first."""

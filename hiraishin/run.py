@@ -118,8 +118,8 @@ def _run_tasks(context: Context, matrix: RunMatrix) -> Iterator[Task]:
         drafts = {q: context.draft(q) for q in draft_quants}
         settings = _settings(profile)
         # Arms take turns prompt by prompt, so that speeds compared were measured side by side.
-        for prompt, arm_name in itertools.product(prompts, matrix.arms):
-            arm = ARMS[arm_name]
+        arms = [*(ARMS[name] for name in matrix.arms), *(arm_without(parts) for parts in matrix.variants)]
+        for prompt, arm in itertools.product(prompts, arms):
             base = _base(context, arm, model, settings, "evaluate") | _prompt_inputs(prompt)
             base |= {"env": spell_env(matrix.env)}
             yield RunTask(arm, model, drafts, prompt, settings, matrix, base)

@@ -110,3 +110,28 @@ def test_widths_are_read_as_numbers_and_ranges() -> None:
     for wrong in ("0", "-1", "17", "4-2", "a", "", "2-", "2,,3", "1e1"):
         with pytest.raises(UserError):
             parse_widths(wrong)
+
+
+def test_speculative_runs_can_leave_one_cause_out_like_replays_and_prices_do(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+    from typing import cast
+
+    from hiraishin.run import _run_tasks
+    from hiraishin.tasks import PARTS, Context
+
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        'title = "grid"\n[[runs]]\nname = "grid"\nprompts = ["lru-cache"]\narms = ["patched"]\nvariants = ["cuda-graphs"]\n',
+        encoding="utf-8",
+    )
+    profile = load_profile(str(file))
+    model = SimpleNamespace(inputs=lambda: {"model": "m"})
+    context = SimpleNamespace(
+        profile=profile,
+        model=lambda quant: model,
+        draft=lambda quant: model,
+        build=lambda name: SimpleNamespace(fingerprint="f"),
+    )
+    arms = [task.arm for task in _run_tasks(cast(Context, context), profile.runs[0])]
+    assert [arm.label for arm in arms] == ["patched", "patched-without-cuda-graphs"]
+    assert [arm.parts_off for arm in arms] == [0, PARTS["cuda-graphs"]]
