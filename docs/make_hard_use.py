@@ -543,7 +543,8 @@ CASES: dict[str, tuple[Part, ...]] = {
             (
                 "hard_terminal::what_goes_wrong_is_one_line_and_a_status_that_is_no_verdict",
                 "hard_terminal::a_bug_shows_its_traceback_and_is_no_verdict",
-                "hard_terminal::a_reader_that_goes_away_is_no_error_message",
+                "hard_terminal::a_reader_that_goes_away_is_no_error_message_and_no_verdict",
+                "hard_terminal::output_to_a_full_disk_is_one_line_and_no_verdict",
             ),
         ),
         Part(

@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from typer.core import TyperGroup
 
@@ -40,7 +40,7 @@ class _Signal(KeyboardInterrupt):
 
 
 class Verbs(TyperGroup):
-    """The verbs. Ctrl-C is turned into an error of ours, before typer turns it into an exit without a word."""
+    """The verbs. Ctrl-C and a reader that went away are ours to handle: typer exits with 1, or without a word."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""
@@ -48,6 +48,8 @@ class Verbs(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as cause:
             raise Stopped(cause) from cause
+        except BrokenPipeError:
+            _leave_reader()
 
 
 def printable(text: str) -> str:
@@ -78,7 +80,15 @@ def _trace() -> None:
         traceback.print_exc()
 
 
-def _fail(what: str, exit_code: int) -> None:
+def _leave_reader() -> NoReturn:
+    """Nobody reads on (``| head``): end as a program that does not catch SIGPIPE does."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    sys.exit(128 + signal.SIGPIPE)
+
+
+def _fail(what: str, exit_code: int) -> NoReturn:
     print(f"hiraishin: {printable(what)}", file=sys.stderr)
     sys.exit(exit_code)
 
@@ -88,7 +98,11 @@ def run_app(app: Callable[[], object]) -> None:
     _use_utf8()
     _end_like_ctrl_c()
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a full disk is still an error
     except UserError as error:
         if not isinstance(error, Stopped):
             _trace()
@@ -96,8 +110,7 @@ def run_app(app: Callable[[], object]) -> None:
     except KeyboardInterrupt as cause:
         _fail(str(Stopped(cause)), Stopped(cause).exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
+        _leave_reader()
     except OSError as error:
         _trace()
         where = f": {error.filename}" if error.filename else ""

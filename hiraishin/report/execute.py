@@ -184,6 +184,8 @@ def _execute_in(
                 echo(f"notebook {run.path.stem}: {'done' if outcome.ok else outcome.what} ({outcome.seconds:.0f} s)")
             time.sleep(0.05)
     finally:
+        for run in running:  # all at once, then one after the other
+            run.process.terminate()
         for run in running:
             run.stop()
     return [done[path] for path in notebooks]
