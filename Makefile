@@ -18,7 +18,7 @@ help:
 	@echo "make report      everything: set-up, builds, measurements, notebooks, report/html/index.html"
 	@echo "make test        set-up, builds, and every test"
 	@echo "make test-fast   only the tests that need no native build and no model"
-	@echo "make test-hard   interruptions, hostile files, odd machines (up to 30 minutes)"
+	@echo "make test-hard   interruptions, hostile files, odd machines, planted faults (up to 30 minutes)"
 	@echo "make exhaustive  the long sweeps (hours); resumes where it stopped"
 	@echo "make lab         JupyterLab on the notebooks"
 	@echo "make setup       the virtual environment only"
@@ -45,8 +45,8 @@ test-fast:
 	@$(with_python) "$$python" -m pytest -m "not slow and not real_model and not hard" $(PYTEST)
 
 test-hard:
-	@$(with_python) "$$python" -m hiraishin.native all && "$$python" -m hiraishin model && \
-		"$$python" -m pytest -m hard $(PYTEST)
+	@$(with_python) "$$python" -m hiraishin.native all && "$$python" -m hiraishin.native witness && \
+		"$$python" -m hiraishin model && "$$python" -m pytest -m "hard or witness" $(PYTEST)
 
 exhaustive:
 	@$(with_python) "$$python" -m hiraishin.native all && "$$python" -m hiraishin run exhaustive

@@ -136,6 +136,23 @@ def test_a_patch_of_another_backend_leaves_the_build_as_it_is(llama: Path, repos
     assert [patch["compiled"] for patch in described["patches"]] == [True, False]
 
 
+def test_the_witness_build_is_the_series_and_a_fault_and_is_made_only_when_asked_for(
+    llama: Path, repository: Path
+) -> None:
+    fault = PATCH.replace("-int base_value(void) { return 1; }", "-int base_value(void) { return 2; }")
+    fault = fault.replace("+int base_value(void) { return 2; }", "+int base_value(void) { return 3; }")
+    missing = run_build(repository, "witness", "--source", str(llama))
+    assert missing.returncode == 2 and "0301-witness-ulp.patch is not there" in missing.stderr
+    write(repository, {"patches/tests/0301-witness-ulp.patch": fault})
+    assert run_build(repository, "--source", str(llama)).returncode == 0
+    assert not (builds(repository) / "witness").exists()
+    assert run_build(repository, "witness", "--source", str(llama)).returncode == 0
+    assert value_of(builds(repository) / "witness") == 3
+    again = run_build(repository, "--source", str(llama))
+    assert again.stdout.count("up to date") == 2, again.stdout + again.stderr
+    assert value_of(builds(repository) / "patched") == 2
+
+
 def test_a_patch_that_adds_and_one_that_removes_a_file(llama: Path, repository: Path) -> None:
     added = "--- /dev/null\n+++ b/ggml/src/new.h\n@@ -0,0 +1 @@\n+#define NEW 5\n"
     used = PATCH.replace("{ return 2; }", "{ return NEW; }").replace(

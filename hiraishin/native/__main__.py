@@ -18,7 +18,13 @@ def parse(arguments: list[str]) -> native.Request:
         description="Builds llama.cpp from the pinned source: as it is (stock) and with the patch series (patched).",
         epilog="The libraries go to HIRAISHIN_HOME (default: .hiraishin in the clone), builds/<backend>/<name>.",
     )
-    parser.add_argument("name", nargs="?", default="all", choices=("stock", "patched", "all"), help="default: all")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        default="all",
+        choices=(*native.BUILDS, "all"),
+        help="default: all, which is stock and patched; witness is patched with a fault that tests plant",
+    )
     parser.add_argument("--backend", default="cpu", choices=("cpu", "cuda"), help="default: cpu")
     parser.add_argument("--source", type=Path, metavar="DIR_OR_TARBALL", help="your llama.cpp instead; never modified")
     parser.add_argument("--arch", metavar="N", help="GPU architecture, such as 86 or 90; default: this machine's GPU")

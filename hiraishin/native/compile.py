@@ -1,4 +1,4 @@
-"""The stock and the patched build: configure, compile, keep the libraries, describe them.
+"""The native builds: configure, compile, keep the libraries, describe them.
 
 One working copy and one build folder per backend. Stock is built and its libraries kept; then the series is applied,
 the same folder rebuilt, and those libraries kept. (A copied build folder would go on compiling the first source.)
@@ -25,6 +25,12 @@ from hiraishin.native import environment, source, tools
 from hiraishin.native.fetch import make_folder, sha256, sweep
 
 SCHEMA = 1
+BUILDS: dict[str, Callable[[], list[source.Patch]]] = {
+    "stock": list,
+    "patched": source.series,
+    "witness": source.witness,
+}
+"""What can be built, and the patches of each. The witness build has a fault on purpose: only tests ask for it."""
 TOOLS = ("llama-bench", "test-backend-ops", "llama-server")
 ABI_PROGRAM = Path(__file__).with_name("abi.c")
 
@@ -42,7 +48,7 @@ CPU_FEATURES = {
 
 @dataclass(frozen=True)
 class Request:
-    """What ``build.sh`` was asked for. ``names`` in building order; ``arch`` only for CUDA, ``"90"`` or ``"86;90"``."""
+    """What ``build.sh`` was asked for. ``names``, of ``BUILDS``, in order; ``arch`` only for CUDA, ``"90"`` or ``"86;90"``."""
 
     names: tuple[str, ...] = ("stock", "patched")
     backend: str = "cpu"
@@ -103,7 +109,7 @@ def build(request: Request) -> None:
         sweep(make_folder(paths.sources_dir()))
         arch = _gpu_arch(request.arch) if request.backend == "cuda" else None
         origin = source.pinned() if request.source is None else source.foreign(request.source)
-        series = source.series() if "patched" in request.names else []
+        patches = {name: BUILDS[name]() for name in request.names}
         place = _Workplace(
             backend=request.backend,
             folder=paths.sources_dir() / f"work-{request.backend}",
@@ -115,8 +121,7 @@ def build(request: Request) -> None:
             arch=arch,
         )
         for name in request.names:
-            patches = series if name == "patched" else []
-            _one(request, place, name, origin, patches)
+            _one(request, place, name, origin, patches[name])
 
 
 def _need_or_install(name: str) -> tools.Tool:

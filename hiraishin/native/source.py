@@ -93,6 +93,19 @@ def series() -> list[Patch]:
     return [Patch(name, folder / name, sha256(folder / name), _touched(folder / name)) for name in names]
 
 
+def witness() -> list[Patch]:
+    """The series and the fault that the localizer's tests plant: a build that is wrong on purpose.
+
+    Raises:
+        UserError: a patch is not there.
+    """
+    name = "tests/0301-witness-ulp.patch"
+    path = paths.ROOT / "patches" / name
+    if not path.is_file():
+        raise UserError(f"{path} is not there", "The witness build plants the fault of that patch.")
+    return [*series(), Patch(name, path, sha256(path), _touched(path))]
+
+
 def _touched(patch: Path) -> tuple[PurePosixPath, ...]:
     text = patch.read_text(encoding="utf-8", errors="surrogateescape")
     names = re.findall(r"^(?:---|\+\+\+) [ab]/(\S+)", text, re.MULTILINE)
