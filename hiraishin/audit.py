@@ -6,22 +6,28 @@ classes that give the same bits, one localized width a class, a noise floor, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hiraishin.audit_steps import (
+    UNFUSED,
+    Echo,
+    Job,
+    measure_floor,
+    replay,
+    replay_unfused,
+    watch_operations,
+)
 from hiraishin.builds import Build, describe_library, find_build
-from hiraishin.errors import NativeCrash, UserError
-from hiraishin.judge import judge_nature, spell_classes, width_classes
+from hiraishin.errors import UserError
+from hiraishin.judge import judge_nature, spell_classes
 from hiraishin.models import ModelFile, check_file, embedded, sha256_file
 from hiraishin.prompts import Prompt, load_prompts, select
 from hiraishin.worker import Worker
 
 EXACT, DIFFERS, UNKNOWN = 0, 1, 2
 """Exit codes: every row equal; some row differs; could not tell."""
-
-Echo = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class AuditReport:
     nature: str = ""
     causes: list[dict[str, Any]] = field(default_factory=list)
     prediction: dict[str, Any] = field(default_factory=dict)
+    unfused: list[dict[str, Any]] = field(default_factory=list)
+    """On a GPU: the watched widths replayed without CUDA fusion, where their operations were watched."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -98,27 +106,6 @@ def _model(options: AuditOptions, echo: Echo) -> ModelFile:
     return ModelFile(options.model.resolve(), options.model.stem, "as given", sha256_file(options.model))
 
 
-def _replay(
-    worker: Worker,
-    model: ModelFile,
-    settings: dict[str, Any],
-    switch: int,
-    prompt: list[int],
-    options: AuditOptions,
-    widths: list[int],
-) -> Iterator[dict[str, Any]]:
-    yield from worker.call(
-        "hiraishin.replay:measure",
-        model_path=str(model.path),
-        settings=settings,
-        switch=switch,
-        parts_off=0,
-        prompt=prompt,
-        tokens=options.tokens,
-        widths=widths,
-    )
-
-
 def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
     """Run the audit and give its report.
 
@@ -130,6 +117,7 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
     chosen = select(load_prompts(options.prompt_set), [options.prompt])[0]
     settings = options.settings()
     with Worker(build) as worker:
+        _check_gpu(worker, build, options, echo)
         reply = worker.result("hiraishin.llama:tokenize_prompts", model_path=str(model.path), texts=[chosen.text])
         tokens: list[int] = reply["tokens"][0][: options.prompt_tokens]
         if reply["n_ctx_train"] and len(tokens) + options.tokens > reply["n_ctx_train"]:
@@ -138,15 +126,21 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
             )
         about = _about(options, build, model, chosen, len(tokens), switch, worker)
         report = AuditReport(UNKNOWN, "", about, {})
+        job = Job(model, settings, switch, tokens, options.tokens, options.widths, echo)
         if options.predict:
-            from hiraishin.dispatch import predict
+            from hiraishin.predict import predict
 
             report.prediction = predict(
                 worker, model, settings, len(tokens), options.tokens, list(options.widths), switch=switch
             )
-        traced = _replays(worker, model, settings, switch, tokens, options, report, echo)
-        _floor(worker, model, settings, tokens, traced, report, echo)
-        _localize(worker, model, settings, switch, tokens, options, report, echo)
+        trace = replay(worker, job, report)
+        measure_floor(worker, job, list(trace["token"]), report)
+        if not job.on_gpu:
+            watch_operations(worker, job, report)
+    if job.on_gpu:
+        with Worker(build, UNFUSED) as worker:
+            replay_unfused(worker, job, report)
+            watch_operations(worker, job, report)
     _verdict(report, options)
     if options.explain and report.exit_code == DIFFERS:
         from hiraishin.explain import explain
@@ -158,6 +152,17 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
         firsts = {e["width"]: e["first_differing_kv"] for e in report.widths}
         report.prediction["score"] = score(report.prediction, report.classes, firsts)
     return report
+
+
+def _check_gpu(worker: Worker, build: Build, options: AuditOptions, echo: Echo) -> None:
+    """Refuse layers on a GPU that the library does not see: it would compute on the CPU and say nothing."""
+    if options.gpu_layers and not worker.result("hiraishin.devices:visible")["gpu"]:
+        raise UserError(
+            f"the {build.name} library sees no GPU, so no layer can be put on one",
+            "Check the driver with nvidia-smi, use a CUDA build (./build.sh --backend cuda), or leave --gpu-layers out.",
+        )
+    if build.backend == "cuda" and not options.gpu_layers:
+        echo("this library can use a GPU; without --gpu-layers its CPU part is audited")
 
 
 def _about(
@@ -180,158 +185,6 @@ def _about(
     }
 
 
-def _replays(
-    worker: Worker,
-    model: ModelFile,
-    settings: dict[str, Any],
-    switch: int,
-    prompt: list[int],
-    options: AuditOptions,
-    report: AuditReport,
-    echo: Echo,
-) -> dict[str, Any]:
-    hashes: dict[int, tuple[str, ...]] = {}
-    trace: dict[str, Any] = {}
-    for event in _replay(worker, model, settings, switch, prompt, options, [1, *options.widths]):
-        if event.get("kind") == "trace":
-            trace = event["table"]
-            hashes[1] = tuple(trace["row_sha256"])
-        elif event.get("kind") == "replay":
-            width, record, table = event["width"], event["record"], event["table"]
-            if width == 1:
-                report.controls["width1_differing_rows"] = record["differing"]
-                report.controls["width1_rerun_differing_rows"] = record["rerun_differing"]
-                continue
-            hashes[width] = tuple(table["row_sha256"])
-            entry = {
-                k: record[k]
-                for k in ("positions", "differing", "first_differing", "first_differing_kv", "max_abs_diff", "flips")
-            }
-            entry |= {"width": width, "rerun_differing": record["rerun_differing"]}
-            moved = [i for i, d in enumerate(table["differing"]) if d]
-            entry["rms"] = [table["rms_diff"][i] for i in moved]
-            # None (not finite) is worse than any number.
-            entry["worst"] = max(
-                moved, key=lambda i: (table["rms_diff"][i] is None, table["rms_diff"][i] or 0), default=None
-            )
-            entry["flip_list"] = [
-                [table["margin"][i], table["max_abs_diff"][i]] for i, f in enumerate(table["flip"]) if f
-            ]
-            report.widths.append(entry)
-            echo(f"width {width:>2}: {record['differing']} of {record['positions']} rows differ")
-    report.controls["rerun_differing_rows"] = sum(e["rerun_differing"] for e in report.widths)
-    report.classes = width_classes(hashes)
-    return trace
-
-
-def _floor(
-    worker: Worker,
-    model: ModelFile,
-    settings: dict[str, Any],
-    prompt: list[int],
-    trace: dict[str, Any],
-    report: AuditReport,
-    echo: Echo,
-) -> None:
-    """The first known reordering that moves anything here: no repack, then one thread, then attention the other way."""
-    changes: list[tuple[str, dict[str, Any]]] = [
-        ("weights not repacked", {"extra_bufts": False}),
-        ("one thread", {"threads": 1}),
-    ]
-    if settings["kv_type"] in ("f16", "f32", "bf16"):
-        changes.append(
-            (f"flash attention {'off' if settings['flash_attn'] else 'on'}", {"flash_attn": not settings["flash_attn"]})
-        )
-    for name, change in changes:
-        try:
-            measured = worker.result(
-                "hiraishin.replay:reorder_floor",
-                model_path=str(model.path),
-                settings=settings,
-                changes=change,
-                prompt=prompt,
-                tokens=list(trace["token"])[:64],
-            )
-        except NativeCrash:
-            raise
-        except UserError as error:
-            echo(f"the noise floor by {name} cannot be measured: {error.what}")
-            continue
-        if measured["differing"]:
-            report.floor = {"by": name, **measured}
-            return
-    report.floor = {"by": "", "differing": 0, "rms_max": 0.0}
-
-
-def _localize(
-    worker: Worker,
-    model: ModelFile,
-    settings: dict[str, Any],
-    switch: int,
-    prompt: list[int],
-    options: AuditOptions,
-    report: AuditReport,
-    echo: Echo,
-) -> None:
-    wrong = {e["width"]: e for e in report.widths if e["differing"]}
-    report.controls["watching_changed_rows"] = None
-    targets = [next((w for w in c if w in wrong), None) for c in report.classes]
-    if not wrong and options.widths:
-        targets = [options.widths[-1]]  # nothing differs: still show that watching finds nothing
-    changed = 0
-    for width in dict.fromkeys(t for t in targets if t is not None):
-        echo(f"watching the operations of a pass of {width} tokens")
-        first = _watched(worker, model, settings, switch, prompt, options, width, None)
-        report.operations.append(first)
-        changed += first["watching_changed_rows"]
-        # Where the rows move most may be another pass, for another reason.
-        worst = wrong[width]["worst"] // width * width if width in wrong else first["position"]
-        if worst != first["position"] and worst + width <= options.tokens:
-            again = _watched(worker, model, settings, switch, prompt, options, width, worst)
-            first["worst_pass"] = again
-            changed += again["watching_changed_rows"]
-    report.controls["watching_changed_rows"] = changed
-
-
-def _watched(
-    worker: Worker,
-    model: ModelFile,
-    settings: dict[str, Any],
-    switch: int,
-    prompt: list[int],
-    options: AuditOptions,
-    width: int,
-    start: int | None,
-) -> dict[str, Any]:
-    """One pass, watched: its first origin, how many there are, their kinds, and the largest relative size of one."""
-    for event in worker.call(
-        "hiraishin.localize:measure",
-        model_path=str(model.path),
-        settings=settings,
-        switch=switch,
-        parts_off=0,
-        prompt=prompt,
-        tokens=options.tokens,
-        width=width,
-        start=start,
-    ):
-        if event.get("kind") == "localize":
-            record: dict[str, Any] = event["record"]
-    origins = record["origins"]
-    kinds = sorted({(o["op"], o["weight_type"], o["switch"]) for o in origins})
-    return {
-        "width": width,
-        "position": record["position"],
-        "kv_position": record["kv_position"],
-        "operations": record["operations"],
-        "watching_changed_rows": record["watching_changed_rows"],
-        "first": origins[0] if origins else None,
-        "origins": len(origins),
-        "largest_share": max((o["relative"] for o in origins if o["relative"] is not None), default=None),
-        "kinds": [{"op": op, "weight_type": kind, "switch": switch_} for op, kind, switch_ in kinds],
-    }
-
-
 def _verdict(report: AuditReport, options: AuditOptions) -> None:
     about = report.about
     how = (
@@ -343,7 +196,7 @@ def _verdict(report: AuditReport, options: AuditOptions) -> None:
     rms = [value for e in wrong for value in e["rms"]]
     flips = [(m, d) for e in wrong for m, d in e["flip_list"]]
     watched = [*report.operations, *(o["worst_pass"] for o in report.operations if "worst_pass" in o)]
-    shares = [o["largest_share"] for o in watched if o["largest_share"] is not None]
+    shares = [(o["largest_share"], o["share_limit"]) for o in watched if o["largest_share"] is not None]
     report.nature = judge_nature(rms, report.floor, flips, shares)
     if noise:
         report.exit_code = UNKNOWN
@@ -362,6 +215,8 @@ def _verdict(report: AuditReport, options: AuditOptions) -> None:
             if op
             else ""
         )
+        if any(e["width"] == first["width"] and not e["differing"] for e in report.unfused):
+            because = " because of fused kernels (without CUDA fusion its rows are equal)"
         what = {"rounding": "reordered sums", "logic": "a logic error, not rounding", "unknown": "of unknown nature"}[
             report.nature
         ]

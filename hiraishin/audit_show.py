@@ -72,6 +72,15 @@ def _facts(report: AuditReport) -> list[tuple[str, str]]:
             )
         else:
             facts.append((f"width {o['width']}", f"none of {o['operations']} operations differs"))
+    if report.unfused:
+        counts = ", ".join(f"width {e['width']} {e['differing']} of {e['positions']}" for e in report.unfused)
+        facts.append(
+            (
+                "operations were watched without CUDA fusion",
+                f"fused kernels cannot be looked into, so what fusion alone changes has no name here; "
+                f"rows that differ without it: {counts}",
+            )
+        )
     facts.extend((f"cause: {cause['control']}", cause["finding"]) for cause in report.causes)
     if report.prediction:
         p = report.prediction

@@ -14,6 +14,17 @@ LOGIC_SHARE = 0.02
 A wrong position, mask or state starts at an operation too (the rotation, the attention), but moves its output by a
 good part of its size. ``docs/localizer.md`` has what both were measured to be."""
 
+PRODUCT_SHARE = 0.25
+"""The same for a product with quantized weights. A kernel for many columns may quantize the activations in another way
+than the one for a lone column (CUDA's mmq and mmvq do), which moves the output by far more than the order of sums; a
+wrong position, mask or state does not start there, and a wrong row moves all of it."""
+
+
+def share_limit(origin: dict[str, Any]) -> float:
+    """The limit for an origin of a localized pass (``op``, ``weight`` and ``weight_type``)."""
+    product = origin["op"] in ("MUL_MAT", "MUL_MAT_ID") and origin["weight"]
+    return PRODUCT_SHARE if product and origin["weight_type"] not in ("f32", "f16", "bf16") else LOGIC_SHARE
+
 
 def width_classes(rows: dict[int, tuple[str, ...]]) -> list[list[int]]:
     """Widths grouped by the bits they give, in order of their smallest width.
@@ -48,7 +59,7 @@ def judge_nature(
     rms: list[float | None],
     floor: dict[str, Any],
     flips: list[tuple[float, float | None]],
-    shares: Sequence[float] = (),
+    shares: Sequence[tuple[float, float]] = (),
 ) -> str:
     """Rounding or a logic error, from the size of what moved.
 
@@ -56,7 +67,8 @@ def judge_nature(
         rms: root mean square difference of each row that differs (``None``: not finite).
         floor: what a known reordering of sums moves (:func:`hiraishin.replay.reorder_floor`).
         flips: (margin, largest difference of that row) of each flip.
-        shares: relative size of the difference at each operation that starts one (``relative`` of a localized pass).
+        shares: for each watched pass the relative size of the difference at the operation that starts the gravest one
+            (``relative`` of a localized pass), and its limit (:func:`share_limit`).
 
     Returns:
         ``"none"``, ``"rounding"``, ``"logic"`` or ``"unknown"`` (no floor and no operation to judge by).
@@ -68,7 +80,7 @@ def judge_nature(
     # Both logits of a pair can move, towards each other, so a margin of twice the difference can still flip.
     if any(largest is not None and margin > 2 * largest for margin, largest in flips):
         return "logic"
-    if any(share > LOGIC_SHARE for share in shares):
+    if any(share > limit for share, limit in shares):
         return "logic"
     worst = max(value for value in rms if value is not None)
     if floor.get("rms_max") and worst > LOGIC_FACTOR * floor["rms_max"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,11 +19,12 @@ from hiraishin import audit, paths
 from hiraishin.audit import AuditOptions, AuditReport, run_audit
 from hiraishin.audit_show import to_html, to_markdown
 from hiraishin.binding import _DEFAULTS, check_defaults
+from hiraishin.builds import find_build
 from hiraishin.dispatch import predict_widths, score
 from hiraishin.errors import UserError
 from hiraishin.faults import LOGIC_FAULTS
 from hiraishin.gguf_header import Tensor
-from hiraishin.judge import judge_nature, spell_classes, width_classes
+from hiraishin.judge import LOGIC_SHARE, judge_nature, share_limit, spell_classes, width_classes
 from hiraishin.worker import Event, Worker
 
 
@@ -68,7 +70,18 @@ def test_rounding_and_logic_are_told_apart_by_size(
     shares: list[float],
     nature: str,
 ) -> None:
-    assert judge_nature(rms, floor, flips, shares) == nature
+    assert judge_nature(rms, floor, flips, [(share, LOGIC_SHARE) for share in shares]) == nature
+
+
+def test_a_product_of_quantized_weights_may_move_further_than_the_attention() -> None:
+    product = {"op": "MUL_MAT", "weight": "blk.0.attn_q.weight", "weight_type": "q4_K"}
+    attention = {"op": "FLASH_ATTN_EXT", "weight": "", "weight_type": "f32"}
+    scores = {"op": "MUL_MAT", "weight": "", "weight_type": "q8_0"}  # keys of a quantized cache
+    assert share_limit(product) > share_limit(attention) == share_limit(scores) == LOGIC_SHARE
+    assert share_limit({**product, "weight_type": "f16"}) == LOGIC_SHARE
+    for origin, nature in ((product, "rounding"), (attention, "logic")):
+        assert judge_nature([0.1], FLOOR, [], [(0.1, share_limit(origin))]) == nature
+    assert judge_nature([0.1], FLOOR, [], [(0.9, share_limit(product))]) == "logic"
 
 
 def tensors(*types: tuple[str, int]) -> list[Tensor]:
@@ -174,6 +187,50 @@ def test_a_field_more_in_a_struct_shows_in_the_default_values() -> None:
         broken = {**known, function: lambda shifted=shifted: SimpleNamespace(**shifted)}
         with pytest.raises(UserError, match=r"where .* is expected"):
             check_defaults(SimpleNamespace(**broken))
+
+
+def one_line_refusal(folder: Path) -> str:
+    """What the command line says of a library folder; it must end with 2 and say it in one line."""
+    command = [sys.executable, "-m", "hiraishin", "audit", "--lib", str(folder), "--tokens", "2", "--widths", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=paths.ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1 and lines[0].startswith("hiraishin: "), done.stderr
+    return lines[0]
+
+
+def test_the_command_line_refuses_a_folder_without_libggml_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "libllama.so").write_bytes(b"no library")
+    assert "has no libggml-base.so. Give the folder that holds" in one_line_refusal(tmp_path)
+
+
+@pytest.mark.real_model
+def test_a_real_library_with_a_field_more_in_a_struct_is_refused_in_one_line(tmp_path: Path) -> None:
+    stock = find_build("stock")
+    for library in stock.lib_dir.glob("lib*.so*"):
+        if library.name != "libllama.so":
+            shutil.copyfile(library, tmp_path / library.name)
+    # A libllama that is the real one but for one function: an int more at the front of what it returns.
+    size = stock.abi["structs"]["llama_context_params"]["size"]
+    source = f"""
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <string.h>
+        struct params {{ char bytes[{size}]; }};
+        struct params llama_context_default_params(void) {{
+            struct params (*real)(void) = (struct params (*)(void)) dlsym(RTLD_NEXT, "llama_context_default_params");
+            struct params made = real(), moved;
+            memset(&moved, 0, sizeof(moved));
+            memcpy(moved.bytes + 4, made.bytes, sizeof(made) - 4);
+            return moved;
+        }}
+    """
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-o", str(tmp_path / "libllama.so")]
+    command += ["-Wl,--no-as-needed", str(tmp_path / "libllama.so.0"), f"-Wl,-rpath,{tmp_path}", "-ldl"]
+    subprocess.run(command, input=source, text=True, check=True)
+    said = one_line_refusal(tmp_path)
+    assert "llama_context_default_params gives n_ctx = 0 where 512 is expected" in said
+    assert "build that source" in said
 
 
 def report(**changes: Any) -> AuditReport:
