@@ -265,7 +265,7 @@ def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any]
             _csv([{**r, "params": json.dumps(r["params"], sort_keys=True)} for r in rows]),
             always=True,
         )
-    put("ledger.json", "the ledger with its verdicts", as_json([row.asas_json() for row in ledger_rows]), always=True)
+    put("ledger.json", "the ledger with its verdicts", as_json([row.as_json() for row in ledger_rows]), always=True)
     for name in ("post.toml", "source.toml"):
         put(
             name,
