@@ -582,7 +582,7 @@ CASES: dict[str, tuple[Part, ...]] = {
             "refused before it crashes",
             ("builds::a_build_for_another_processor_is_refused_before_it_crashes",),
         ),
-        Part("one core", "the bits of two", ("hard_runs::one_core_gives_the_bits_of_two",)),
+        Part("one core", "the bits of several", ("hard_runs::one_core_gives_the_bits_of_several",)),
         Part(
             "64 threads on fewer cores",
             "ends; a width run twice gives the same bits, and the patched build those of the lone token",

@@ -38,10 +38,10 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
-    """The results of a run that nothing disturbs, on two threads."""
+    """The results of a run that nothing disturbs."""
     folder = tmp_path_factory.mktemp("quiet")
     home = make_home(folder / "home")
-    finish(start(write_profile(folder / "p.toml", tiny_model, threads=2), home))
+    finish(start(write_profile(folder / "p.toml", tiny_model), home))
     found = contents(home / "results")
     assert len(found) == 2 * 3 * 7
     return found
@@ -54,7 +54,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def profile(tmp_path: Path, tiny_model: Path) -> Path:
-    return write_profile(tmp_path / "p.toml", tiny_model, threads=2)
+    return write_profile(tmp_path / "p.toml", tiny_model)
 
 
 # Stopped ---------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_a_clone_with_an_odd_name_behind_a_link_without_a_home_in_the_c_locale(
     (odd / "models").mkdir()
     model = odd / "models" / tiny_model.name
     model.write_bytes(tiny_model.read_bytes())
-    profile = write_profile(odd / "mine ü.toml", model, threads=2)
+    profile = write_profile(odd / "mine ü.toml", model)
     done = subprocess.run(
         command("run", tmp_path / "link" / profile.name),
         env=variables(None, PYTHONPATH=str(tmp_path / "link"), HOME=None, LC_ALL="C", PYTHONUTF8="0"),
@@ -212,8 +212,12 @@ def test_two_runs_at_once_share_one_results_folder(tmp_path: Path, home: Path, t
 # Processors ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.hard
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to take cores away")
-def test_one_core_gives_the_bits_of_two(home: Path, profile: Path, quiet: dict[str, Any]) -> None:
+def test_one_core_gives_the_bits_of_several(tmp_path: Path, home: Path, tiny_model: Path) -> None:
+    profile = write_profile(tmp_path / "p.toml", tiny_model, threads=2, prompts=["lru-cache"])
+    several = make_home(tmp_path / "several")
+    finish(start(profile, several))
     here = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(here)})
     try:
@@ -221,7 +225,7 @@ def test_one_core_gives_the_bits_of_two(home: Path, profile: Path, quiet: dict[s
     finally:
         os.sched_setaffinity(0, here)
     finish(run)
-    assert contents(home / "results") == quiet
+    assert contents(home / "results") == contents(several / "results")
 
 
 @pytest.mark.hard
