@@ -99,8 +99,9 @@ class Worker:
             wanted = described.get(f"{name.split('.so')[0]}.so", digest)
             if digest != wanted:
                 raise UserError(
-                    f"{name} in {self.build.lib_dir} is not the library that its build.json describes",
-                    "It was changed, or replaced meanwhile. Delete that folder and make it again with ./build.sh.",
+                    f"the {name} that was loaded is not the one that {self.build.lib_dir} was described by",
+                    "It was changed or replaced meanwhile (delete that folder and run ./build.sh), or another one is "
+                    "found first (LD_LIBRARY_PATH).",
                 )
 
     def __enter__(self) -> Self:
