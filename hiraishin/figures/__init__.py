@@ -21,7 +21,7 @@ from hiraishin.errors import UserError
 from hiraishin.figures.style import Theme
 from hiraishin.results import ResultSet
 
-HELPERS = {"style", "save", "select"}
+HELPERS = {"style", "save", "select", "slim"}
 
 
 class FigureModule(Protocol):

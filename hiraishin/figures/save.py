@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from hiraishin import figures
 from hiraishin.errors import UserError
+from hiraishin.figures.slim import slim
 from hiraishin.figures.style import THEMES, Theme
 from hiraishin.results import Result, ResultSet
 
@@ -56,7 +57,7 @@ def svg(figure: Figure, theme: Theme) -> bytes:
         mpl.rcParams.update(theme.rc())
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "hiraishin"})
-    return buffer.getvalue()
+    return slim(buffer.getvalue().decode()).encode()
 
 
 def png(figure: Figure, theme: Theme) -> bytes:
