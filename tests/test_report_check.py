@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -56,12 +57,12 @@ def fatten(site: Path) -> None:
 
 
 def change_a_claim(site: Path) -> None:
-    path = site / "data" / "claims.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
+    path = site / "data" / "claims.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
     for claim in document["claims"]:
         if claim["id"] == "replay.first_differing_width" and claim["build"] == "stock":
             claim["value"] = 7
-    path.write_text(json.dumps(document), encoding="utf-8")
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
 
 
 def drop(name: str) -> Callable[[Path], None]:
@@ -130,7 +131,7 @@ PLANTED: dict[str, tuple[Callable[[Path], None], str]] = {
         edit("figures/float-order.light.svg", "</svg>", '<image href="http://x/y.png"/></svg>'),
         "refers outside itself",
     ),
-    "too many bytes": (fatten, "more than"),
+    "too many bytes": (fatten, f"the largest files: data/large.bin {SIZE_BUDGET:,}"),
     "no marker": (drop("report.json"), "was not finished"),
 }
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hiraishin.profile import Profile
     from hiraishin.report.execute import Executed
     from hiraishin.report.facts import Book
-    from hiraishin.report.site import FigureSlot
+    from hiraishin.report.site import FigureSlot, Units
     from hiraishin.results import ResultSet
 
 LARGEST_NOTEBOOK = 120_000
@@ -102,13 +102,14 @@ def build_report(
         slots: dict[str, FigureSlot] = {}
         receipt_slots: dict[str, dict[str, FigureSlot]] = {}
         counter = [0]
+        units = site.Units()
         try:
             figure_registry.registry()
         except UserError as error:
             failures.append(str(error))
         else:
-            slots = site.make_figures(_or_empty(results, profile), stage, "figures", counter=counter)
-            receipt_slots = _receipt_figures(books[1:], stage, counter)
+            slots = site.make_figures(_or_empty(results, profile), stage, "figures", counter=counter, units=units)
+            receipt_slots = _receipt_figures(books[1:], stage, counter, units)
         failures += [f"figure {s.id}: {s.problem}" for s in slots.values() if s.bug]
         pages = {nb.name for nb in executed}
         for slot in [*slots.values(), *(s for group in receipt_slots.values() for s in group.values())]:
@@ -130,7 +131,7 @@ def build_report(
         )
         writer.receipts(books)
         _notebook_pages(writer, executed, slots, stage, failures)
-        downloads = site.write_downloads(stage, books, rows, profile.name)
+        downloads = [*site.write_downloads(stage, books, rows, profile.name), *filter(None, [units.write(stage)])]
         writer.data(downloads, slots)
         missing = facts.dedupe(books[0].missing)
         writer.provenance(books, missing)
@@ -162,29 +163,48 @@ def _or_empty(results: ResultSet | None, profile: Profile) -> ResultSet:
     return results if results is not None else ResultSet(profile, {}, [], name=profile.name)
 
 
-RECEIPT_FIGURES = ("patch-ladder", "replay-map", "price")
+RECEIPT_FIGURES = ("replay-map", "price")
 """What a receipt's chapter shows; a figure for each kind of evidence, or the site would grow with every receipt."""
 
 
-def _receipt_figures(books: Sequence[Book], stage: Path, counter: list[int]) -> dict[str, dict[str, FigureSlot]]:
-    """For each GPU each figure once, from the receipt with the most results that can carry it."""
+def _receipt_figures(
+    books: Sequence[Book], stage: Path, counter: list[int], units: Units
+) -> dict[str, dict[str, FigureSlot]]:
+    """For each GPU each figure once, from the receipt that tells most: the most arms for prices, else the most results."""
     from hiraishin.report import site
     from hiraishin.report.facts import machine_label
 
     made: dict[str, dict[str, FigureSlot]] = {}
     taken: set[tuple[str, str]] = set()
     carrying = [b for b in books if b.results is not None and site.is_gpu(b.machine)]
-    for book in sorted(carrying, key=lambda b: -len(b.results.results if b.results else [])):
-        gpu = machine_label(book.machine, book.name)
-        wanted = [id for id in RECEIPT_FIGURES if (gpu, id) not in taken]
-        if not wanted or book.results is None:
-            continue
-        slots = site.make_figures(
-            book.results, stage, f"figures/{book.name}", prefix=f"{book.name}-", counter=counter, only=wanted
-        )
-        made[book.name] = slots
-        taken |= {(gpu, id) for id, slot in slots.items() if slot.ok}
+    for id in RECEIPT_FIGURES:
+        for book in sorted(carrying, key=lambda b: _telling(b, id), reverse=True):
+            gpu = machine_label(book.machine, book.name)
+            if (gpu, id) in taken or book.results is None:
+                continue
+            slots = site.make_figures(
+                book.results,
+                stage,
+                f"figures/{book.name}",
+                prefix=f"{book.name}-",
+                counter=counter,
+                only=[id],
+                units=units,
+            )
+            made.setdefault(book.name, {}).update(slots)
+            taken |= {(gpu, id) for slot in slots.values() if slot.ok}
     return made
+
+
+def _telling(book: Book, figure: str) -> tuple[Any, ...]:
+    """How much a receipt has to say for a figure; the newest of equals."""
+    from hiraishin.report.prices import priced
+
+    if figure == "price":
+        first = next(iter(priced(book)), None)
+        weight = int(first.result.inputs.get("weight_bytes") or 0) if first else 0
+        return len(first.builds) if first else 0, weight, book.name
+    return len(book.results.results) if book.results else 0, 0, book.name
 
 
 def _notebook_pages(

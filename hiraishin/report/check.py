@@ -7,6 +7,7 @@ element that names its claim, and that claim has that value; the folder keeps to
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import tomllib
@@ -21,6 +22,9 @@ from bs4.element import Comment, Doctype, NavigableString, Tag
 
 SIZE_BUDGET = 5_000_000
 """Bytes of a whole report."""
+
+LARGEST_NAMED = 5
+"""Files that are named when a report is over its budget."""
 
 MARKER = "report.json"
 
@@ -73,9 +77,12 @@ def check_site(folder: Path, *, finished: bool = True) -> list[Problem]:
             problems += [Problem(name, what) for what in _style_sheet(path, folder)]
         elif path.suffix == ".svg":
             problems += [Problem(name, what) for what in _svg(path)]
-    size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    sizes = {p: p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    size = sum(sizes.values())
     if size > SIZE_BUDGET:
-        problems.append(Problem(".", f"takes {size:,} bytes, more than {SIZE_BUDGET:,}"))
+        largest = sorted(sizes, key=lambda p: (-sizes[p], p))[:LARGEST_NAMED]
+        named = ", ".join(f"{p.relative_to(folder).as_posix()} {sizes[p]:,}" for p in largest)
+        problems.append(Problem(".", f"takes {size:,} bytes, more than {SIZE_BUDGET:,}; the largest files: {named}"))
     return problems
 
 
@@ -225,8 +232,8 @@ class _Numbers:
 
     def __init__(self, folder: Path) -> None:
         self.claims: list[dict[str, Any]] = []
-        for path in sorted((folder / "data").glob("claims*.json")):
-            self.claims += json.loads(path.read_text(encoding="utf-8"))["claims"]
+        for path in sorted((folder / "data").glob("claims*.json.gz")):
+            self.claims += json.loads(gzip.decompress(path.read_bytes()))["claims"]
         self.ids = {c["id"] for c in self.claims}
         self.known: dict[str, dict[str, Any]] = {}
         for name, table in (("post.toml", "numbers"), ("source.toml", "constants")):

@@ -53,6 +53,11 @@ class Fact:
         value = None if self.value is None else self.value * 100
         return render_number(value, "%", kind="claim", attributes=self._attributes(), decimals=digits)
 
+    def terse(self) -> Markup:
+        """As it is, without the words that a row and a column of a table already say."""
+        attributes = {k: v for k, v in self._attributes().items() if k != "title"}
+        return render_number(self.value, "", kind="claim", attributes=attributes)
+
     def _attributes(self) -> dict[str, str]:
         first = self.claims[0]
         builds = sorted({c.build for c in self.claims if c.build})
@@ -60,7 +65,7 @@ class Fact:
         attributes = {
             "data-claim": " ".join(sorted({c.id for c in self.claims})),
             "data-build": " ".join(builds),
-            "data-params": json.dumps(shared, sort_keys=True, ensure_ascii=True),
+            "data-params": json.dumps(shared, sort_keys=True, ensure_ascii=True, separators=(",", ":")),
             "title": self._title(builds, shared),
         }
         if self.how:
@@ -206,8 +211,15 @@ def render_number(
     """A ``<data>`` element: the human form inside, the exact value and where it comes from in attributes."""
     text = format_number(value, unit, digits=digits, decimals=decimals)
     raw = "" if value is None else repr(value)
-    rest = "".join(f' {name}="{escape(content)}"' for name, content in attributes.items())
+    rest = "".join(f" {name}={_quoted(content)}" for name, content in attributes.items())
     return Markup(f'<data class="{escape(kind)}" value="{escape(raw)}"{rest}>{escape(text)}</data>')
+
+
+def _quoted(content: str) -> str:
+    """An attribute's value in quotes; in apostrophes where it holds quotes, as JSON does."""
+    if '"' in content and "'" not in content:
+        return "'" + content.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") + "'"
+    return f'"{escape(content)}"'
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from hiraishin.profile import Profile
     from hiraishin.results import Result, ResultSet
 
-LARGEST_DOWNLOAD = 300_000
+LARGEST_DOWNLOAD = 450_000
 """Bytes of one downloadable table; a larger one is named with its size instead."""
 
 LARGEST_PLAIN_CSV = 150_000
 """Bytes of a figure's data that is offered as it is; more is compressed."""
 
-ALL_DOWNLOADS = 800_000
+ALL_DOWNLOADS = 1_000_000
 """Bytes of all downloadable tables together, so that the site keeps to its budget."""
+
+KEY = 16
+"""Characters of a unit's key by which tables name it."""
 
 
 @dataclass
@@ -78,6 +81,7 @@ def make_figures(
     prefix: str = "",
     counter: list[int] | None = None,
     only: Collection[str] = (),
+    units: Units | None = None,
 ) -> dict[str, FigureSlot]:
     """Render every figure the results can carry into ``out/folder``; a figure that fails is named, the rest is made.
 
@@ -88,11 +92,13 @@ def make_figures(
         prefix: start of the anchors (a receipt's name), so that ids stay unique on a page.
         only: ids to draw; all by default.
         counter: shared by all figures of one page, for their numbers.
+        units: collects the results that the figures were made from.
     """
     from hiraishin import figures
     from hiraishin.figures.save import save
 
     slots: dict[str, FigureSlot] = {}
+    units = units if units is not None else Units()
     shared = counter if counter is not None else [0]
     for id, module in figures.registry().items():
         if only and id not in only:
@@ -103,7 +109,7 @@ def make_figures(
             saved = save(id, results, out / folder)
             slot.ok, slot.alt, slot.caption = True, saved.alt, saved.caption
             slot.width, slot.height = svg_size(out / folder / f"{id}.light.svg")
-            slot.csv = _slim(out / folder, id)
+            slot.csv = _slim(out / folder, id, units)
         except UserError as error:
             slot.problem = str(error)
         except Exception as error:  # a bug in one figure must not take the page with it
@@ -112,46 +118,78 @@ def make_figures(
     return slots
 
 
-def _slim(folder: Path, id: str) -> str:
-    """Keep the site small: no PNG beside the SVGs, a large CSV compressed, provenance factored. The data file's name."""
+def _slim(folder: Path, id: str, units: Units) -> str:
+    """Keep the site small: no PNG beside the SVGs, a large CSV compressed, units named and not repeated. The data file's name."""
     (folder / f"{id}.png").unlink(missing_ok=True)
     record = folder / f"{id}.json"
-    record.write_bytes(
-        json.dumps(_factored(json.loads(record.read_text(encoding="utf-8"))), sort_keys=True).encode() + b"\n"
-    )
+    record.write_bytes(as_json(units.take(json.loads(record.read_text(encoding="utf-8"))), indent=None))
     data = folder / f"{id}.csv"
     if data.stat().st_size <= LARGEST_PLAIN_CSV:
         return data.name
     packed = folder / f"{id}.csv.gz"
-    packed.write_bytes(gzip.compress(data.read_bytes(), 9, mtime=0))
+    packed.write_bytes(_gz(data.read_bytes()))
     data.unlink()
     return packed.name
 
 
-def _factored(record: dict[str, Any]) -> dict[str, Any]:
-    """A figure's provenance with what all its results share said once: ``common_inputs``, and ``provenances`` by number."""
-    results = record.get("results") or []
-    if len(results) < 2:
-        return record
-    first = results[0]["inputs"]
-    common = {k: v for k, v in first.items() if all(k in r["inputs"] and r["inputs"][k] == v for r in results)}
-    numbers: dict[str, int] = {}
-    listed = []
-    for r in results:
-        number = numbers.setdefault(json.dumps(r["provenance"], sort_keys=True), len(numbers))
-        own = {k: v for k, v in r["inputs"].items() if k not in common}
-        listed.append({"kind": r["kind"], "key": r["key"], "inputs": own, "provenance": number})
-    return {**record, "results": listed, "common_inputs": common, "provenances": [json.loads(text) for text in numbers]}
+def _gz(blob: bytes) -> bytes:
+    """Compressed, the same on every run."""
+    return gzip.compress(blob, 9, mtime=0)
+
+
+UNITS = "units.json.gz"
+"""Under ``data/``: every unit that some figure was made from, once."""
+
+
+@dataclass
+class Units:
+    """Units behind figures, each kept once; many figures share them, and each has inputs and provenance of a kilobyte."""
+
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    provenances: list[Any] = field(default_factory=list)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def take(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A figure's provenance with its units named by the start of their keys, and the inputs that they share."""
+        results = record.get("results") or []
+        kinds: dict[str, list[str]] = {}
+        for r in results:
+            text = json.dumps(r["provenance"], sort_keys=True)
+            number = self._numbers.setdefault(text, len(self._numbers))
+            if number == len(self.provenances):
+                self.provenances.append(r["provenance"])
+            self.entries[r["key"]] = {"kind": r["kind"], "inputs": r["inputs"], "provenance": number}
+            kinds.setdefault(r["kind"], []).append(r["key"][:KEY])
+        first = results[0]["inputs"] if results else {}
+        return {
+            **record,
+            "results": [{"kind": k, "count": len(v), "units": " ".join(v)} for k, v in sorted(kinds.items())],
+            "common_inputs": {k: v for k, v in first.items() if all(r["inputs"].get(k, r) == v for r in results)},
+            "about_units": f"data/{UNITS}" if results else None,
+        }
+
+    def write(self, out: Path) -> Download | None:
+        """The file that tells of every unit: its whole key, inputs and provenance. ``None`` when there is no unit."""
+        if not self.entries:
+            return None
+        document = {"units": self.entries, "provenances": self.provenances}
+        blob = _gz(as_json(document, indent=None))
+        folder = out / "data"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / UNITS).write_bytes(blob)
+        what = "inputs and provenance of every unit that a figure was made from, by its key"
+        return Download(UNITS, what, len(blob), hashlib.sha256(blob).hexdigest())
 
 
 def svg_size(path: Path) -> tuple[int, int]:
     """Width and height of an SVG in CSS pixels, for the ``img`` element; (0, 0) when it does not say."""
     head = path.read_text(encoding="utf-8")[:2000]
-    found = re.search(r'<svg[^>]*?\bheight="([\d.]+)(pt|px)?"[^>]*?\bwidth="([\d.]+)(pt|px)?"', head, re.DOTALL)
-    if not found:
-        return 0, 0
-    scale = {"pt": 4 / 3, "px": 1.0, None: 1.0}
-    return round(float(found[3]) * scale[found[4]]), round(float(found[1]) * scale[found[2]])
+    tag = re.search(r"<svg\b[^>]*>", head)
+    found = {
+        name: float(size) * {"pt": 4 / 3, "px": 1.0, "": 1.0}[unit]
+        for name, size, unit in re.findall(r'\b(width|height)="([\d.]+)(pt|px|)"', tag[0] if tag else "")
+    }
+    return (round(found["width"]), round(found["height"])) if len(found) == 2 else (0, 0)
 
 
 def make_books(results: ResultSet | None, profile: Profile, failures: list[str]) -> list[Book]:
@@ -227,6 +265,8 @@ class Download:
     @property
     def human_size(self) -> str:
         """Its size in words."""
+        if self.size < 1000:
+            return f"{self.size} bytes"
         return f"{self.size / 1000:,.0f} kB" if self.size < 1_000_000 else f"{self.size / 1e6:.1f} MB"
 
 
@@ -256,7 +296,7 @@ def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any]
             "machine": dict(book.machine),
             "claims": rows,
         }
-        put(f"{stem}.json", f"every claim, {book.label}", as_json(document, indent=None), always=True)
+        put(f"{stem}.json.gz", f"every claim, {book.label}", _gz(as_json(document, indent=None)), always=True)
         if book.name != "here":
             continue
         put(
@@ -275,14 +315,19 @@ def write_downloads(out: Path, books: Sequence[Book], ledger_rows: Sequence[Any]
         )
     # Receipts of other machines are in the repository as they are; only this run's results are written out.
     here = books[0].results
-    for kind in sorted({r.kind for r in here.results}) if here is not None else []:
+    kinds = {r.kind for r in here.results} if here is not None else set()
+    for kind in sorted(
+        kinds, key=lambda kind: (kind != "replay", kind)
+    ):  # the rows of the replay are what others ask for
         units = here.of(kind) if here is not None else []
+        table = _units(units).to_csv(index=False, lineterminator="\n").encode()
+        packed = len(table) > LARGEST_PLAIN_CSV
         put(
-            f"{kind}.csv",
+            f"{kind}.csv.gz" if packed else f"{kind}.csv",
             f"one row a unit: inputs and record, {kind}",
-            _units(units).to_csv(index=False, lineterminator="\n").encode(),
+            _gz(table) if packed else table,
         )
-        frames = [r.table.assign(unit=r.key[:16]) for r in units if r.table is not None and len(r.table)]
+        frames = [r.table.assign(unit=r.key[:KEY]) for r in units if r.table is not None and len(r.table)]
         if frames:
             buffer = io.BytesIO()
             pd.concat(frames, ignore_index=True).to_parquet(buffer, index=False, compression="zstd")
@@ -296,7 +341,7 @@ def _units(results: Sequence[Result]) -> pd.DataFrame:
 
     def row(r: Result) -> dict[str, Any]:
         both = {**r.inputs, **r.record}
-        return {"unit": r.key[:16]} | {k: v for k, v in both.items() if isinstance(v, str | int | float)}
+        return {"unit": r.key[:KEY]} | {k: v for k, v in both.items() if isinstance(v, str | int | float)}
 
     return pd.DataFrame([row(r) for r in results])
 
