@@ -7,6 +7,7 @@ is typed anywhere: a row that no function can decide is *not testable here*, wit
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from markupsafe import Markup, escape
 from hiraishin import paths
 from hiraishin.errors import UserError
 from hiraishin.report.facts import Book, Fact, Published, format_number, is_close
+from hiraishin.report.prices import priced
 
 REPRODUCED, DIFFERS, EXPLAINED, NOT_TESTABLE = "reproduced", "differs", "explained", "not testable here"
 VERDICTS = (REPRODUCED, DIFFERS, EXPLAINED, NOT_TESTABLE)
@@ -172,7 +174,12 @@ def matrix_forks(judge: Judge) -> Finding | None:
     if runs is None or same is None:
         return None
     forked = Fact((runs.value or 0) - (same.value or 0), "", runs.claims + same.claims, "difference")
-    return _finding(bool(forked.value), "{} runs: {} equal, {} fork", runs, same, forked)
+    text = Markup("{} runs: {} equal, {} fork").format(runs, same, forked)
+    made = judge.results("speculative", build="stock", matrix="matrix24")
+    settings = {(r.inputs.get("prompt"), r.inputs.get("draft_length")) for r in made}
+    if settings and len(made) == 2 * len(settings):
+        text += Markup(" ({} settings, each run twice)").format(judge.measured(len(settings), "settings", made))
+    return Finding(REPRODUCED if forked.value else DIFFERS, text)
 
 
 @_test
@@ -329,33 +336,44 @@ def plain_speed(judge: Judge) -> Finding | None:
 
 @_test
 def speculation_pays(judge: Judge) -> Finding | None:
-    """Row 37."""
-    plain = judge.fact("plain.tokens_per_second", "patched")
-    if plain is None or not plain.value:
+    """Row 37: each run against plain decoding of its prompt in the same process, where runs know that."""
+    gains = [
+        (gain, claim)
+        for claim in judge.book.find("speculative.tokens_per_second", "patched")
+        if claim.value is not None and str(claim.params.get("matrix", "")).startswith("evaluation")
+        for gain in [_gain(judge, claim)]
+        if gain is not None
+    ]
+    if not gains:
         return None
-    best: tuple[float, Any] | None = None
-    for claim in judge.book.find("speculative.tokens_per_second", "patched"):
-        if (
-            claim.value is not None
-            and str(claim.params.get("matrix", "")).startswith("evaluation")
-            and (best is None or claim.value > best[0])
-        ):
-            best = (claim.value, claim)
-    if best is None:
-        return None
-    claim = best[1]
+    (gain, least), claim = max(gains, key=lambda g: g[0][0].value or 0.0)
     prompts = judge.fact("evaluate.prompts", "patched", "max", **claim.params)
     same = judge.fact("evaluate.identical", "patched", "min", **claim.params)
-    stock = judge.fact("speculative.tokens_per_second", "stock", "max", **claim.params)
+    stock = judge.book.find("speculative.tokens_per_second", "stock", **claim.params)
     stock_same = judge.fact("evaluate.identical", "stock", "min", **claim.params)
     exact = prompts is not None and same is not None and prompts.value == same.value
-    gain = Fact(best[0] / plain.value, "x", (claim, *plain.claims), "ratio")
-    text = Markup("exact {} against plain {}: {}").format(Fact(claim.value, claim.unit, (claim,)), plain, gain.times())
+    text = Markup("exact {} the speed of plain decoding ({})").format(gain.times(), _name(claim.params.get("drafter")))
     if prompts is not None and same is not None:
         text += Markup(", {} of {} identical").format(same, prompts)
-    if stock is not None and stock_same is not None:
-        text += Markup("; stock {}, {} identical").format(stock, stock_same)
-    return Finding(REPRODUCED if exact and best[0] > plain.value else DIFFERS, text)
+    stock_gain = _gain(judge, stock[0]) if stock else None
+    if stock_gain is not None and stock_same is not None:
+        text += Markup("; stock {}, {} identical").format(stock_gain[0].times(), stock_same)
+    return Finding(REPRODUCED if exact and least > 1 else DIFFERS, text)
+
+
+def _gain(judge: Judge, speed: Any) -> tuple[Fact, float] | None:
+    """Speculative over plain speed, and the lower end of its 95 % interval where that is known."""
+    if speed.value is None:
+        return None
+    paired = judge.fact("speculative.speedup", speed.build, "max", **speed.params)
+    if paired is not None:
+        found = re.search(r"95 % interval ([0-9.]+)", paired.claims[0].detail)
+        return Fact(paired.value, "x", paired.claims), float(found[1]) if found else float(paired.value or 0)
+    plain = judge.fact("plain.tokens_per_second", speed.build)
+    if plain is None or not plain.value:
+        return None
+    gain = Fact(speed.value / plain.value, "x", (speed, *plain.claims), "ratio")
+    return gain, float(gain.value or 0)
 
 
 @_test
@@ -419,30 +437,37 @@ def cycle(judge: Judge) -> Finding | None:
             p: judge.fact(f"cycle.{p}_ms", "patched", "max", **claim.params) for p in ("draft", "verify", "bookkeeping")
         }
         tokens = judge.fact("speculative.tokens_per_cycle", "patched", "max", **claim.params)
-        plain = judge.fact("plain.tokens_per_second", "patched")
+        lone = _plain_ms(judge, claim)
         acceptance = judge.fact("speculative.acceptance", "patched", "max", **claim.params)
-        if (
-            any(p is None for p in parts.values())
-            or tokens is None
-            or plain is None
-            or not plain.value
-            or not tokens.value
-        ):
+        if any(p is None for p in parts.values()) or tokens is None or lone is None or not tokens.value:
             continue
         total = sum(float(p.value or 0) for p in parts.values() if p is not None)
         each = Fact(
             total / tokens.value, "ms", tuple(c for p in parts.values() if p for c in p.claims) + tokens.claims, "ratio"
         )
-        lone = Fact(1e3 / plain.value, "ms", plain.claims, "ratio")
         book = parts["bookkeeping"]
         small = book is not None and float(book.value or 0) < 0.03 * total
         text = Markup("{} drafting, {} verifying, {} bookkeeping, {} tokens out; {} a token against {} plain").format(
-            parts["draft"], parts["verify"], parts["bookkeeping"], tokens, each, lone
+            parts["draft"], parts["verify"], parts["bookkeeping"], tokens, each, lone[1]
         )
         if acceptance is not None:
             text += Markup("; {} accepted").format(acceptance.percent(1))
-        return Finding(REPRODUCED if (each.value or 0) < (lone.value or 0) and small else DIFFERS, text)
+        return Finding(REPRODUCED if (each.value or 0) < lone[0] and small else DIFFERS, text)
     return None
+
+
+def _plain_ms(judge: Judge, claim: Any) -> tuple[float, Markup | Fact] | None:
+    """Milliseconds of a plain token: of the runs behind a claim, in their own processes, where they know; else of all prompts."""
+    same = {k: claim.params[k] for k in ("matrix", "drafter", "prefill", "client_guard", "quant") if k in claim.params}
+    runs = [r for r in judge.results("speculative", build="patched", **same) if r.record.get("plain_tokens_per_second")]
+    tokens = sum(int(r.record["tokens"]) for r in runs)
+    if tokens:
+        ms = 1e3 * sum(int(r.record["tokens"]) / float(r.record["plain_tokens_per_second"]) for r in runs) / tokens
+        return ms, judge.measured(ms, "plain_ms", runs, "ms")
+    plain = judge.fact("plain.tokens_per_second", "patched")
+    if plain is None or not plain.value:
+        return None
+    return 1e3 / plain.value, Fact(1e3 / plain.value, "ms", plain.claims, "ratio")
 
 
 # The replay ------------------------------------------------------------------------------------------------------
@@ -594,6 +619,11 @@ def _without(judge: Judge, *parts: str) -> list[Any]:
     return found
 
 
+def _as_it_is(results: Iterable[Any]) -> list[Any]:
+    """Without the runs that made the GPU pretend to be another, or used a switch of llama.cpp's own."""
+    return [r for r in results if not r.inputs.get("env")]
+
+
 def _exactly_without(judge: Judge, *parts: str) -> list[Any]:
     name = {frozenset(parts)}
     return [
@@ -617,7 +647,7 @@ def ladder_attention(judge: Judge) -> Finding | None:
     """Row 17: attention up to eight queries treated, mat-vec, wider attention and parallel blocks not."""
     runs = [
         r
-        for r in _without(judge, "cuda-mul-mat", "cuda-attention-16", "cuda-parallel-blocks")
+        for r in _as_it_is(_without(judge, "cuda-mul-mat", "cuda-attention-16", "cuda-parallel-blocks"))
         if "cuda-attention-8" not in str(r.inputs["build"])
     ]
     narrow = [r for r in runs if r.inputs["width"] in (2, 3)]
@@ -647,10 +677,16 @@ def _reach(judge: Judge, r: Any) -> int:
     return 0
 
 
+def _without_blocks(judge: Judge) -> list[Any]:
+    """All treated but the parallel blocks; with the guard if that was run."""
+    with_guard = _as_it_is(_exactly_without(judge, "cuda-parallel-blocks"))
+    return with_guard or _as_it_is(_exactly_without(judge, "guard", "cuda-parallel-blocks"))
+
+
 @_test
 def ladder_three(judge: Judge) -> Finding | None:
     """Row 18."""
-    runs = _exactly_without(judge, "cuda-parallel-blocks") or _exactly_without(judge, "guard", "cuda-parallel-blocks")
+    runs = _without_blocks(judge)
     short = [r for r in runs if 0 < _reach(judge, r) < 384]
     if not judge.on_gpu or not short:
         return None
@@ -664,7 +700,7 @@ def ladder_three(judge: Judge) -> Finding | None:
 @_test
 def ladder_long(judge: Judge) -> Finding | None:
     """Row 19."""
-    runs = _exactly_without(judge, "cuda-parallel-blocks") or _exactly_without(judge, "guard", "cuda-parallel-blocks")
+    runs = _without_blocks(judge)
     long = [r for r in runs if _reach(judge, r) >= 384]
     if not judge.on_gpu or not long:
         return None
@@ -682,7 +718,7 @@ def ladder_long(judge: Judge) -> Finding | None:
 @_test
 def blocks_pinned(judge: Judge) -> Finding | None:
     """Row 26."""
-    before = _exactly_without(judge, "cuda-parallel-blocks")
+    before = _as_it_is(_exactly_without(judge, "cuda-parallel-blocks"))
     if not judge.on_gpu or not before:
         return None
     prompts = {
@@ -690,7 +726,7 @@ def blocks_pinned(judge: Judge) -> Finding | None:
     }
     after = [
         r
-        for r in judge.results("replay", build="patched")
+        for r in _as_it_is(judge.results("replay", build="patched"))
         if (r.inputs["prompt"], r.inputs["width"], r.inputs.get("quant"), r.inputs.get("model_sha256")) in prompts
     ]
     if not after or not _sums(before)[0]:
@@ -723,38 +759,13 @@ def padding_alone(judge: Judge) -> Finding | None:
 # Price -----------------------------------------------------------------------------------------------------------
 
 
-UNSTEADY = 0.15
-"""Interquartile range, as a share, of the reference pass beyond which no ratio over it is evidence."""
-
-
-def _price(judge: Judge, build: str, width: int, quant: Any = None) -> Fact | None:
-    """The price of a pass, from the shortest context measured steadily; ``None`` when no measurement was steady."""
-    found = [
-        c
-        for c in judge.book.find("price.ratio", build, width=width)
-        if c.value is not None and (quant is None or c.params.get("quant") == quant) and _steady(judge, c)
-    ]
-    if not found:
-        return None
-    # Of several models the largest: a pass that is all launch overhead says little about kernels.
-    first = min(
-        found, key=lambda c: (-_weight_bytes(judge, c), c.params.get("context") or 0, str(c.params.get("quant")))
-    )
-    return Fact(first.value, "x", (first,))
-
-
-def _weight_bytes(judge: Judge, claim: Any) -> int:
-    same = [r for r in judge.results("price") if r.inputs.get("model") == claim.params.get("model")]
-    return max((int(r.inputs.get("weight_bytes") or 0) for r in same), default=0)
-
-
-def _steady(judge: Judge, claim: Any) -> bool:
-    for r in judge.results("price"):
-        same = ("quant", "context", "model", "settle", "env")
-        if all(r.inputs.get(k) == claim.params.get(k) for k in same if k in claim.params):
-            spread = (r.record.get("spread") or {}).get(r.record.get("base") or "stock") or {}
-            return float(spread.get("1") or 0.0) <= UNSTEADY
-    return True
+def _prices(judge: Judge, width: int, *builds: str) -> list[Fact] | None:
+    """The prices of a pass for several builds, all from one unit and a steady one; ``None`` when there is none."""
+    for unit in priced(judge.book):
+        if unit.steady and all((build, width) in unit.claims for build in builds):
+            claims = [unit.claims[build, width] for build in builds]
+            return [Fact(c.value, "x", (c,)) for c in claims]
+    return None
 
 
 def _fast_part(judge: Judge) -> str:
@@ -764,9 +775,10 @@ def _fast_part(judge: Judge) -> str:
 @_test
 def second_token(judge: Judge) -> Finding | None:
     """Row 4."""
-    price = _price(judge, "stock", 2)
-    if price is None:
+    found = _prices(judge, 2, "stock")
+    if found is None:
         return None
+    (price,) = found
     text = Markup("a second token costs {} of one").format(price.times())
     bandwidth = judge.fact("bandwidth.gb_per_s", None, "max")
     if bandwidth is not None:
@@ -777,10 +789,10 @@ def second_token(judge: Judge) -> Finding | None:
 @_test
 def generic_price(judge: Judge) -> Finding | None:
     """Row 32."""
-    generic = _price(judge, _fast_part(judge), 9)
-    stock = _price(judge, "stock", 9, generic.claims[0].params.get("quant") if generic else None)
-    if generic is None or stock is None:
+    found = _prices(judge, 9, _fast_part(judge), "stock")
+    if found is None:
         return None
+    generic, stock = found
     return _finding(
         (generic.value or 0) > (stock.value or 0), "generic exact {}, stock {}", generic.times(), stock.times()
     )
@@ -789,27 +801,27 @@ def generic_price(judge: Judge) -> Finding | None:
 @_test
 def fast_price(judge: Judge) -> Finding | None:
     """Row 35."""
-    generic = _price(judge, _fast_part(judge), 9)
-    fast = _price(judge, "patched", 9, generic.claims[0].params.get("quant") if generic else None)
-    if generic is None or fast is None:
+    found = _prices(judge, 9, _fast_part(judge), "patched")
+    if found is None:
         return None
+    generic, fast = found
     return _finding((fast.value or 0) < (generic.value or 0), "{} against {} generic", fast.times(), generic.times())
 
 
 @_test
 def goal(judge: Judge) -> Finding | None:
     """Row 41."""
-    exact = _price(judge, "patched", 9)
-    if exact is None:
+    found = _prices(judge, 9, "patched", "stock")
+    if found is None:
         return None
+    exact, stock = found
     about = exact.claims[0].params
-    stock = _price(judge, "stock", 9, about.get("quant"))
     replays = [
         r
         for r in judge.results("replay", build="patched", quant=about.get("quant"))
         if "model" not in about or r.inputs.get("model") == about["model"]
     ]
-    if stock is None or not replays:
+    if not replays:
         return None
     differing = _sums(replays)[0]
     reached = (exact.value or 9) <= (stock.value or 0) and differing == 0
@@ -915,23 +927,50 @@ def padding_constant(published: Mapping[str, Published]) -> Finding:
     )
 
 
+POST_ARCH = 120
+"""Compute capability of the post's GPU generation, as the compiled kernels are listed (sm_120)."""
+
+
 def _post_gpu() -> Any:
     from hiraishin.numerics.occupancy import Gpu, VectorAttention
 
-    compiled = load_compiled()
-    registers = compiled["attention"]["head_128"]["registers"]
-    return VectorAttention(Gpu(compiled["gpu"]["sms"]), registers["1"], registers["2"])
+    one, two = (_registers(kernel="flash_attn_ext_vec", head=128, type="F16", queries=queries) for queries in (1, 2))
+    return VectorAttention(Gpu(load_compiled()["gpu"]["sms"]), one, two)
 
 
 @_arithmetic
 def first_position_model(published: Mapping[str, Published]) -> Finding:
-    """Row 22."""
+    """Row 22, from arithmetic."""
     first = _post_gpu().first_differing_position(2)
     boundary = published["long.clean_below_kv"].value
     text = Markup("From registers and multiprocessors alone: the first position that differs among two is {}").format(
         _computed(first, "position")
     )
     return Finding(EXPLAINED if first == boundary else DIFFERS, text)
+
+
+def _first_position_run(judge: Judge) -> Finding | None:
+    """Row 22, where a GPU was made to pretend the post's number of multiprocessors."""
+    sms = load_compiled()["gpu"]["sms"]
+    runs = [
+        r
+        for r in _exactly_without(judge, "cuda-parallel-blocks")
+        + _exactly_without(judge, "guard", "cuda-parallel-blocks")
+        if r.inputs["width"] == 2 and f"GGML_CUDA_TEST_NSM={sms}" in str(r.inputs.get("env") or "").split()
+    ]
+    places = [r.record["first_differing_kv"] for r in runs if r.record["differing"]]
+    if not judge.on_gpu or not places:
+        return None
+    clean, seen = (judge.published[f"long.{k}"].value for k in ("clean_below_kv", "first_differing_kv"))
+    return _finding(
+        clean <= min(places) <= seen,
+        "made to share its work as {} multiprocessors would, two tokens first differ at KV position {}",
+        _computed(sms, "multiprocessors"),
+        judge.measured(min(places), "position", runs),
+    )
+
+
+TESTS["first_position_model"] = _first_position_run
 
 
 @_arithmetic
@@ -1002,8 +1041,10 @@ def shared_loads(published: Mapping[str, Published]) -> Finding:
 @_arithmetic
 def registers(published: Mapping[str, Published]) -> Finding:
     """Row 34."""
-    matvec = load_compiled()["matvec"]
-    pairs = {name: (entry["registers"]["1"], entry["registers"]["8"]) for name, entry in sorted(matvec.items())}
+    pairs = {
+        name: [_registers(kernel="mul_mat_vec_q", type=name, columns=n, geometry="stock") for n in (1, 8)]
+        for name in ("Q4_K", "Q6_K")
+    }
     text = Markup("; ").join(
         Markup("<code>{}</code>: {} at one column, {} at eight").format(
             name, _computed(a, "registers"), _computed(b, "registers")
@@ -1017,8 +1058,30 @@ def registers(published: Mapping[str, Published]) -> Finding:
 
 
 def load_compiled(path: Path | None = None) -> dict[str, Any]:
-    """Registers and loads of the compiled kernels (``data/published/compiled.toml``)."""
+    """What the compiled code does not tell of itself, or was counted in it by hand (``data/published/compiled.toml``)."""
     return _read(path or paths.published_dir() / "compiled.toml")
+
+
+def _registers(**wanted: Any) -> int:
+    """Registers a thread of a kernel compiled for the post's GPU generation (``data/compiled/registers.json``).
+
+    Raises:
+        UserError: the file is missing, or holds no such kernel.
+    """
+    path = paths.ROOT / "data" / "compiled" / "registers.json"
+    try:
+        kernels = json.loads(path.read_text(encoding="utf-8"))["kernels"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{path.name} cannot be read: {error}", "It is part of the project: restore it with git."
+        ) from error
+    for kernel in kernels:
+        if kernel.get("arch") == POST_ARCH and all(kernel.get(k) == v for k, v in wanted.items()):
+            return int(kernel["registers"])
+    raise UserError(
+        f"{path.name} holds no kernel with {wanted}",
+        "data/compiled/extract_registers.py reads it from the compiled code.",
+    )
 
 
 def load_rows(path: Path | None = None) -> list[dict[str, Any]]:

@@ -231,7 +231,7 @@ def test_published_numbers_stand_apart_and_are_labelled(results: ResultSet) -> N
     assert published["median_ms"].isna().all()
     figure = module.draw(data, style.LIGHT)
     labels = [t.get_text() for t in figure.legends[0].get_texts()]
-    assert all("published" in label or "measured here" in label for label in labels)
+    assert all("published" in label or ", measured" in label for label in labels)
     for line in figure.axes[0].get_lines():
         if "published" in str(line.get_label()):
             assert line.get_linestyle() in ("None", "none"), "published numbers are not joined to a series"

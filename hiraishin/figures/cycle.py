@@ -53,7 +53,14 @@ def data(results: ResultSet, *, matrix: str | None = None) -> Frame:
 
 
 def _plain_ms(plain: Frame, runs: Frame, build: str) -> float:
-    """Milliseconds a plain token takes on the same build and prompts, the prompts weighing as in the runs."""
+    """Milliseconds a plain token takes on the same build and prompts, the prompts weighing as in the runs.
+
+    Runs that know how fast their own process decodes their prompt plainly are compared with that: another hour's plain
+    decode, on a machine that was busy then or now, would say more about the hour than about speculation.
+    """
+    if "plain_tokens_per_second" in runs.columns and runs["plain_tokens_per_second"].gt(0).all():
+        tokens = runs["tokens"] - 1
+        return float(1e3 * (tokens / runs["plain_tokens_per_second"]).sum() / tokens.sum())
     if plain.empty or "tokens_per_second" not in plain.columns:
         return float("nan")
     keys = [k for k in ("build", *select.SETTINGS, "prompt", "prefill") if k in plain.columns and k in runs.columns]

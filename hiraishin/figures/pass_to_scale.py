@@ -26,7 +26,10 @@ def data(results: ResultSet, *, quant: str | None = None) -> Frame:
     settings = [c for c in (*select.SETTINGS, "context", "weight_bytes") if c in frame.columns]
     frame = frame[frame["width"].isin((1, 2)) & frame["build"].isin(select.ARMS)]
     out: Frame = frame.groupby([*settings, "build", "width"], as_index=False, dropna=False).agg(
-        ms=("ms", "median"), missing=("ms", lambda x: int(x.isna().sum()))
+        ms=("ms", "median"),
+        low_ms=("ms", lambda x: x.quantile(0.25)),
+        high_ms=("ms", lambda x: x.quantile(0.75)),
+        missing=("ms", lambda x: int(x.isna().sum())),
     )
     out.loc[out["missing"] > 0, "ms"] = float("nan")
     speeds: Frame = results.records("bandwidth")
@@ -130,8 +133,14 @@ def caption(data: Frame) -> str:
     """The line under the picture."""
     row = data.iloc[0]
     context = f", {int(row['context'])} tokens of context" if "context" in data.columns else ""
+    worst = float(((data["high_ms"] - data["low_ms"]) / data["ms"]).max())
+    care = (
+        f" Up to {100 * worst:.0f} % of a median lie between its quartiles: the machine was busy, read with care."
+        if worst > price.UNSTEADY
+        else ""
+    )
     return (
         f"{select.setting(data)}{context}. Floor: {row['weight_bytes'] / 1e9:.3g} GB of weights at {row['gb_per_s']:.3g} "
         "GB/s, the read bandwidth measured here with the same threads. "
-        "Medians of interleaved rounds."
+        f"Medians of interleaved rounds.{care}"
     )

@@ -142,7 +142,7 @@ def draw(data: Frame, theme: Theme) -> Figure:
             color=colour,
             capsize=2.5,
             elinewidth=1.0,
-            label=f"{select.named(arm)}, measured here",
+            label=f"{select.named(arm)}, measured",
         )
     other = data[data["origin"] == "published"]
     signs = {"stock": "o", "exact": "s", "generic exact": "^", "first own kernel": "D"}

@@ -152,6 +152,7 @@ def gpu_chapters(books: Sequence[Book], figures: Mapping[str, Mapping[str, Figur
     for name, members in chapters.items():
         rows = [row for book in members for row in setting_rows(book)]
         measured = [row for row in rows if row["left"] is not None]
+        stories = [(book, Story(book)) for book in members]
         shown: dict[str, FigureSlot] = {}
         for book in sorted(members, key=lambda b: -len(b.results.results if b.results else [])):
             for id, slot in figures.get(book.name, {}).items():
@@ -162,16 +163,29 @@ def gpu_chapters(books: Sequence[Book], figures: Mapping[str, Mapping[str, Figur
                 "name": name,
                 "books": members,
                 "rows": rows,
+                "count": len(measured),
                 "settings": counted(len(measured), "settings", members),
                 "exact": counted(sum(row["left"].value == 0 for row in measured), "exact", members),
                 "not_exact": [row for row in measured if row["left"].value],
                 "stock_exact": [row for row in rows if row["stock"] is not None and row["stock"].value == 0],
-                "stories": [(book, Story(book)) for book in members],
-                "synthetic": any(Story(book).synthetic for book in members),
+                "stories": stories,
+                "price": best_price([story for _, story in stories]),
+                "ladders": [(story.model, ladder) for _, story in stories for ladder in story.ladders],
+                "synthetic": any(story.synthetic for _, story in stories),
                 "figures": list(shown.values()),
             }
         )
     return made
+
+
+def best_price(stories: Sequence[Story]) -> Story | None:
+    """Of several receipts of one GPU the one whose price says most: the most arms, then the largest model, then the newest."""
+    found = [
+        (len(s.price_wide), s.weight_bytes, s.book.name, s)
+        for s in stories
+        if s.price_wide and "patched" in s.price_wide
+    ]
+    return max(found, key=lambda entry: entry[:3])[3] if found else None
 
 
 def counted(value: int, what: str, books: Sequence[Book]) -> Markup:
@@ -269,9 +283,10 @@ def _cell(claim: Any) -> Any:
     """A value of the receipts page; its row and section say which claim it is."""
     if claim is None:
         return "–"
-    return Markup('<data value="{}">{}</data>').format(
-        "" if claim.value is None else repr(claim.value), format_number(claim.value, claim.unit)
-    )
+    shown = format_number(claim.value, claim.unit)
+    if claim.value is None or shown == repr(claim.value):
+        return shown
+    return Markup('<data value="{}">{}</data>').format(repr(claim.value), shown)
 
 
 def book_origin(book: Book) -> dict[str, Any]:

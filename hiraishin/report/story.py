@@ -6,6 +6,7 @@ facts it needs are there and say so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,8 @@ from typing import Any
 from markupsafe import Markup
 
 from hiraishin.report.facts import Book, Fact, format_number, ratio
+from hiraishin.report.ladder import Ladder, ladders
+from hiraishin.report.prices import Priced, priced
 from hiraishin.report.text import bdi
 
 SUMMARY = (
@@ -229,32 +232,29 @@ class Story:
     # Price ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _price_claims(self) -> list[Any]:
-        found = [c for c in self.book.find("price.ratio") if c.value is not None and "width" in c.params]
-        contexts = sorted({int(c.params["context"]) for c in found if c.params.get("context") is not None})
-        if contexts:
-            found = [c for c in found if c.params.get("context") in (None, contexts[0])]
-        # Claims come steadiest first: one way of timing for a weight type, the others are not mixed in.
-        ways: dict[Any, tuple[Any, Any]] = {}
-        for c in found:
-            ways.setdefault(c.params.get("quant"), (c.params.get("settle"), c.params.get("env")))
-        return [c for c in found if ways[c.params.get("quant")] == (c.params.get("settle"), c.params.get("env"))]
+    def _priced(self) -> list[Priced]:
+        """One price unit a weight type, the headline's type first; experiments with llama.cpp's own switches left out."""
+        by_quant: dict[str, Priced] = {}
+        for unit in priced(self.book):
+            if not unit.result.inputs.get("env"):
+                by_quant.setdefault(unit.quant, unit)
+        return sorted(by_quant.values(), key=lambda u: (u.quant != self.quant, u.quant))
+
+    @cached_property
+    def _headline_price(self) -> Priced | None:
+        """The unit of the headline's weight type, or the only one there is."""
+        mine = [u for u in self._priced if u.quant == self.quant] or self._priced
+        return mine[0] if mine else None
 
     @cached_property
     def price_unsteady(self) -> Markup | None:
         """The spread of the reference pass in percent, when it is too wide to quote ratios over it; else ``None``."""
-        from hiraishin.ledger import UNSTEADY
-
-        way = next(((c.params.get("settle"), c.params.get("env")) for c in self._price_claims), None)
-        for r in self.book.results.of("price") if self.book.results else []:
-            if r.inputs.get("quant") == self.quant and (r.inputs.get("settle"), r.inputs.get("env")) == way:
-                spread = (r.record.get("spread") or {}).get(r.record.get("base") or "stock") or {}
-                value = float(spread.get("1") or 0.0)
-                if value > UNSTEADY:
-                    return Markup(
-                        '<data class="claim" value="{}" data-claim="price.ratio" data-result="{}">{:.0f}%</data>'
-                    ).format(value, r.key, 100 * value)
-        return None
+        unit = self._headline_price
+        if unit is None or unit.steady:
+            return None
+        return Markup('<data class="claim" value="{}" data-claim="price.ratio" data-result="{}">{:.0f}%</data>').format(
+            unit.swing, unit.result.key, 100 * unit.swing
+        )
 
     @cached_property
     def price_width(self) -> Markup:
@@ -265,67 +265,97 @@ class Story:
 
     @cached_property
     def _wide_width(self) -> int | None:
-        widths = sorted({int(c.params["width"]) for c in self._price_claims if c.build == "patched"})
+        unit = self._headline_price
+        widths = [w for b, w in unit.claims if b == "patched"] if unit else []
         # The post's nine if it was measured, else the widest.
-        return 9 if 9 in widths else (widths[-1] if widths else None)
+        return 9 if 9 in widths else max(widths, default=None)
 
     @cached_property
     def price_wide(self) -> dict[str, Fact] | None:
-        """The price at that width by build, or ``None``."""
-        if self._wide_width is None or self.price_unsteady is not None:
+        """The price at that width by build, or ``None`` where it was not measured, or not steadily."""
+        unit, width = self._headline_price, self._wide_width
+        if unit is None or width is None or not unit.steady:
             return None
-        found: dict[str, Fact] = {}
-        for build in ("stock", "patched"):
-            mine = [
-                c
-                for c in self._price_claims
-                if c.build == build
-                and c.params["width"] == self._wide_width
-                and c.params.get("quant", self.quant) == self.quant
-            ]
-            if mine:
-                found[build] = Fact(mine[0].value, "x", (mine[0],))
-        return found if "patched" in found else None
+        return {b: Fact(c.value, "x", (c,)) for (b, w), c in unit.claims.items() if w == width}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights behind the headline's price."""
+        unit = self._headline_price
+        return int(unit.result.inputs.get("weight_bytes") or 0) if unit else 0
+
+    @cached_property
+    def price_variants(self) -> list[tuple[str, Fact]]:
+        """Exact kernels left out or swapped, at that width: name and price."""
+        wide = self.price_wide or {}
+        return [(arm_of({"build": b}), f) for b, f in sorted(wide.items()) if b not in ("stock", "patched")]
 
     @cached_property
     def prices(self) -> dict[str, Any] | None:
-        """The price table: widths, and a row for each build and weight type."""
-        claims = self._price_claims
-        if not claims:
+        """The price table: widths, and a row for each weight type and arm; ``unsteady`` names types that are no evidence."""
+        units = self._priced
+        if not units:
             return None
-        widths = sorted({int(c.params["width"]) for c in claims})
+        widths = sorted({w for u in units for w in u.widths})
         if len(widths) > 9:
             widths = [w for w in widths if w in (1, 2, 3, 4, 5, 8, 9, 12, 16)]
-        rows: dict[tuple[str, str], dict[int, Any]] = {}
-        for c in claims:
-            rows.setdefault((str(c.params.get("quant", "")), c.build), {})[int(c.params["width"])] = c
-        return {
-            "widths": widths,
-            "rows": [
-                {
-                    "build": build,
-                    "quant": quant,
-                    "cells": [Fact(r[w].value, "x", (r[w],)).times() if w in r else None for w in widths],
-                }
-                for (quant, build), r in sorted(
-                    rows.items(), key=lambda item: (item[0][0], item[0][1] != "stock", item[0][1])
+        rows = []
+        for unit in sorted(units, key=lambda u: u.quant):
+            for build in unit.builds:
+                cells = [unit.claims.get((build, w)) for w in widths]
+                rows.append(
+                    {
+                        "build": arm_of({"build": build}),
+                        "quant": unit.quant,
+                        "steady": unit.steady,
+                        "cells": [Fact(c.value, "x", (c,)).times() if c else None for c in cells],
+                    }
                 )
-            ],
-        }
+        return {"widths": widths, "rows": rows, "unsteady": [u.quant for u in units if not u.steady]}
 
     # Speculation ----------------------------------------------------------------------------------------------
 
     @cached_property
     def forks(self) -> dict[str, Any] | None:
-        """Stock runs of the 24-run matrix: how many, how many identical, how many not."""
+        """Stock runs of the 24-run matrix: how many, how many identical, how many not, and how often each was made."""
         runs = self.book.fact("matrix24.runs", "stock", "sum")
         same = self.book.fact("matrix24.identical", "stock", "sum")
         if runs is None or same is None or runs.value is None or same.value is None:
             return None
+        results = self._matrix("stock")
+        places = {(r.inputs.get("prompt"), r.inputs.get("draft_length")) for r in results}
         return {
             "runs": runs,
             "identical": same,
             "forked": Fact(runs.value - same.value, "", runs.claims + same.claims, "difference"),
+            "settings": _sum_of(results, "settings", len(places)),
+            "repeated": len(results) > len(places),
+            "left": self.book.fact("matrix24.identical", "patched", "sum"),
+            "of": self.book.fact("matrix24.runs", "patched", "sum"),
+        }
+
+    def _matrix(self, build: str) -> list[Any]:
+        results = self.book.results.of("speculative", build=build, matrix="matrix24") if self.book.results else []
+        return [r for r in results if r.record.get("identical") is not None]
+
+    @cached_property
+    def matrix(self) -> dict[str, Any] | None:
+        """The 24-run matrix on stock: a row for each prompt, a column for each draft length, where each run forks."""
+        cells: dict[str, dict[int, list[Any]]] = {}
+        for r in self._matrix("stock"):
+            if r.inputs.get("draft_length") is not None:
+                cells.setdefault(str(r.inputs.get("prompt")), {}).setdefault(int(r.inputs["draft_length"]), []).append(
+                    r
+                )
+        if not cells:
+            return None
+        lengths = sorted({n for row in cells.values() for n in row})
+        return {
+            "lengths": lengths,
+            "rows": [
+                {"prompt": prompt, "cells": [_fork_cell(row.get(n, [])) for n in lengths]}
+                for prompt, row in sorted(cells.items())
+            ],
         }
 
     @cached_property
@@ -386,7 +416,11 @@ class Story:
 
     @cached_property
     def speeds(self) -> list[dict[str, Any]]:
-        """Exactness, acceptance and speed by drafter and build, for every evaluation."""
+        """Exactness, acceptance and speed by drafter and build, for every evaluation.
+
+        The gain is the median over runs, each against plain decoding of its own prompt in the same process: two medians of
+        different hours would compare the machine with itself.
+        """
         rows = []
         found = [
             c
@@ -396,13 +430,11 @@ class Story:
         for c in sorted(
             found, key=lambda c: (str(c.params.get("matrix")), str(c.params.get("drafter")), c.build != "stock")
         ):
-            spec = Fact(c.value, c.unit, (c,))
-            plain = self.book.fact("plain.tokens_per_second", c.build, "max")
             identical = self.book.fact("evaluate.identical", c.build, "min", **c.params)
             prompts = self.book.fact("evaluate.prompts", c.build, "max", **c.params)
             acceptance = self.book.fact("speculative.acceptance", c.build, "max", **c.params)
             cycle = self.book.fact("speculative.tokens_per_cycle", c.build, "max", **c.params)
-            gain = ratio(spec, plain) if plain else None
+            gain = self._gain(c)
             rows.append(
                 {
                     "build": c.build,
@@ -410,27 +442,43 @@ class Story:
                     "identical": Markup("{} of {}").format(identical, prompts) if identical and prompts else "",
                     "acceptance": acceptance.percent(1) if acceptance and acceptance.value is not None else "",
                     "tokens": cycle if cycle is not None else "",
-                    "speculative": spec.plain(),
-                    "plain": plain.plain() if plain else "",
+                    "speculative": Fact(c.value, c.unit, (c,)).plain(),
                     "ratio": gain.times() if gain else "",
+                    "interval": interval_of(gain) if gain else "",
                 }
             )
         return rows
 
+    def _gain(self, speed: Any) -> Fact | None:
+        """Speculative over plain speed for one claim's build and parameters: paired by run where runs knew their plain speed."""
+        paired = self.book.fact("speculative.speedup", speed.build, "max", **speed.params)
+        if paired is not None and paired.value is not None:
+            return Fact(paired.value, "x", paired.claims)
+        plain = self.book.fact("plain.tokens_per_second", speed.build, "max")
+        return ratio(Fact(speed.value, speed.unit, (speed,)), plain) if plain else None
+
     @cached_property
     def best_gain(self) -> dict[str, Any] | None:
-        """Exact speculation over plain decoding, where it is best: the ratio and its drafter."""
-        plain = self.book.fact("plain.tokens_per_second", "patched", "max")
-        found = [
-            c
+        """Exact speculation over plain decoding, where it is best: the ratio, its drafter, and whether it clearly pays."""
+        gains = [
+            (gain, str(c.params.get("drafter")))
             for c in self.book.find("speculative.tokens_per_second", "patched")
             if c.value is not None and str(c.params.get("matrix", "")).startswith("evaluation")
+            for gain in [self._gain(c)]
+            if gain is not None and gain.value is not None
         ]
-        if plain is None or not found:
+        if not gains:
             return None
-        best = max(found, key=lambda c: c.value or 0.0)
-        gain = ratio(Fact(best.value, best.unit, (best,)), plain)
-        return None if gain is None else {"gain": gain, "drafter": str(best.params.get("drafter"))}
+        gain, drafter = max(gains, key=lambda g: g[0].value or 0.0)
+        ends = interval_ends(gain)
+        low, high = ends if ends else (gain.value or 0.0, gain.value or 0.0)
+        return {
+            "gain": gain,
+            "drafter": drafter,
+            "interval": interval_of(gain),
+            "pays": low > 1,
+            "loses": high < 1,
+        }
 
     # Tables ---------------------------------------------------------------------------------------------------
 
@@ -459,6 +507,19 @@ class Story:
         return rows
 
     @cached_property
+    def first_origin(self) -> dict[str, Any] | None:
+        """The first operation that differs at the smallest localized width, for the headline's weight type."""
+        rows = [o for o in self.origins if o["quant"] == self.quant] or self.origins
+        return min(rows, key=lambda o: int(o["width"] or 0)) if rows else None
+
+    @cached_property
+    def patched_widths(self) -> str:
+        """The widths at which the patched build was replayed, in words."""
+        results = self.book.results.of("replay", build="patched") if self.book.results else []
+        mine = [r for r in results if r.inputs.get("quant") == self.quant and int(r.inputs.get("width") or 0) > 1]
+        return ranges(sorted({int(r.inputs["width"]) for r in mine}))
+
+    @cached_property
     def weight_types(self) -> list[dict[str, Any]]:
         """Where stock differs first, by weight type, and what is left on the patched build; needs two types or more."""
         quants = sorted(
@@ -484,26 +545,9 @@ class Story:
         return rows if len(rows) > 1 else []
 
     @cached_property
-    def ladder(self) -> list[dict[str, Any]]:
-        """Replays with causes left untreated, between stock and fully patched; empty when there are none."""
-        found = {c.build for c in self.book.find("replay.positions_compared") if c.build.startswith("patched-without-")}
-        if not found:
-            return []
-        rows = []
-        for build in ["stock", *sorted(found, key=lambda b: (-b.count("+"), b)), "patched"]:
-            compared = self._fact("replay.positions_compared", build, "sum")
-            if compared is not None:
-                rows.append(
-                    {
-                        "state": build.replace("patched-without-", "all but ").replace("+", ", "),
-                        "compared": compared,
-                        "differing": self._fact("replay.differing_positions", build, "sum"),
-                        "largest": self._fact("replay.max_abs_diff", build, "max"),
-                        "first": self._fact("replay.first_differing_kv", build, "min"),
-                        "flips": self._fact("replay.flips", build, "sum"),
-                    }
-                )
-        return rows
+    def ladders(self) -> list[Ladder]:
+        """The hunt's causes treated one after the other (see :mod:`hiraishin.report.ladder`)."""
+        return ladders(self.book.results) if self.book.results else []
 
     @cached_property
     def coverage(self) -> list[dict[str, Any]]:
@@ -593,6 +637,25 @@ class Story:
         return found
 
 
+_INTERVAL = re.compile(r"95 % interval ([0-9.]+) to ([0-9.]+)")
+
+
+def interval_ends(fact: Fact) -> tuple[float, float] | None:
+    """The ends of the 95 % interval that a fact's claim states; ``None`` when it states none."""
+    found = _INTERVAL.search(fact.claims[0].detail) if len(fact.claims) == 1 else None
+    return (float(found[1]), float(found[2])) if found else None
+
+
+def interval_of(fact: Fact) -> Markup | str:
+    """That interval as an element, or nothing."""
+    ends = interval_ends(fact)
+    if ends is None:
+        return ""
+    return Markup(
+        '<data class="claim" value="{0}" data-claim="{2}" data-param="interval">{0:.2f} to {1:.2f}</data>'
+    ).format(*ends, fact.claims[0].id)
+
+
 def arm_of(inputs: Mapping[str, Any]) -> str:
     """A build with the state of its switch, in words: the label that results carry, e.g. ``patched-without-guard``."""
     build = str(inputs.get("build", ""))
@@ -644,6 +707,17 @@ def _word(number: int | None) -> str:
         "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
     )
     return words[number] if number is not None and 0 <= number < len(words) else "many"
+
+
+def _fork_cell(runs: Sequence[Any]) -> Markup | str:
+    """Where the runs of one cell fork; runs that agree are shown once."""
+    if not runs:
+        return ""
+    shown: dict[Any, Markup | str] = {}
+    for r in runs:
+        byte = r.record.get("first_differing_byte")
+        shown.setdefault(byte, "equal" if byte is None else _result_number(r, "first_differing_byte"))
+    return Markup(" / ").join(shown.values())
 
 
 def _result_number(result: Any, name: str) -> Markup:
