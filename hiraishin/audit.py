@@ -15,6 +15,7 @@ from hiraishin.audit_steps import (
     Echo,
     Job,
     measure_floor,
+    patient,
     replay,
     replay_unfused,
     watch_operations,
@@ -116,7 +117,7 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
     model = _model(options, echo)
     chosen = select(load_prompts(options.prompt_set), [options.prompt])[0]
     settings = options.settings()
-    with Worker(build) as worker:
+    with Worker(build, patient()) as worker:
         _check_gpu(worker, build, options, echo)
         reply = worker.result("hiraishin.llama:tokenize_prompts", model_path=str(model.path), texts=[chosen.text])
         tokens: list[int] = reply["tokens"][0][: options.prompt_tokens]
@@ -138,7 +139,7 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
         if not job.on_gpu:
             watch_operations(worker, job, report)
     if job.on_gpu:
-        with Worker(build, UNFUSED) as worker:
+        with Worker(build, {**patient(), **UNFUSED}) as worker:
             replay_unfused(worker, job, report)
             watch_operations(worker, job, report)
     _verdict(report, options)

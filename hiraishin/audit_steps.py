@@ -8,6 +8,7 @@ without fusion too.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,15 @@ Echo = Callable[[str], None]
 
 UNFUSED = {"GGML_CUDA_DISABLE_FUSION": "1"}
 """The environment of the child that watches operations on a GPU."""
+
+
+def patient() -> dict[str, str]:
+    """The environment of every child of an audit: threads that wait give way, unless the caller chose otherwise.
+
+    On a busy machine a thread that spins at a barrier keeps the others from reaching it. Nothing is timed here, and no bit
+    depends on how a thread waits.
+    """
+    return {} if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hiraishin.audit_steps import patient
 from hiraishin.builds import Build
 from hiraishin.errors import UserError
 from hiraishin.models import ModelFile
@@ -73,7 +74,7 @@ def _differing(
     widths: list[int],
 ) -> dict[int, int]:
     after: dict[int, int] = {}
-    with Worker(build, env) as worker:
+    with Worker(build, {**patient(), **env}) as worker:
         for event in worker.call(
             "hiraishin.replay:measure",
             model_path=str(model.path),

@@ -18,6 +18,7 @@ import pytest
 from hiraishin import audit, paths
 from hiraishin.audit import AuditOptions, AuditReport, run_audit
 from hiraishin.audit_show import to_html, to_markdown
+from hiraishin.audit_steps import patient
 from hiraishin.binding import _DEFAULTS, check_defaults
 from hiraishin.builds import find_build
 from hiraishin.dispatch import predict_widths, score
@@ -271,9 +272,11 @@ def test_markdown_holds_the_table_and_says_what_changes_at_the_position() -> Non
 QUICK = AuditOptions(widths=(2, 4, 8), tokens=16, threads=1, predict=True)
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+def test_waiting_threads_give_way_unless_the_caller_chose_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert patient() == {"OMP_WAIT_POLICY": "PASSIVE"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert patient() == {}
 
 
 def quiet_audit(options: AuditOptions) -> AuditReport:

@@ -42,7 +42,8 @@ class PlayedWorker:
     alive = 0
 
     def __init__(self, build: Build, env: Mapping[str, str] | None = None) -> None:
-        self.build, self.env, self.libraries = build, dict(env or {}), {"libllama.so": "0" * 64}
+        self.build, self.libraries = build, {"libllama.so": "0" * 64}
+        self.env = {k: v for k, v in (env or {}).items() if k.startswith("GGML_")}
         type(self).opened.append(tuple(f"{k}={v}" for k, v in self.env.items()))
 
     def __enter__(self) -> PlayedWorker:
