@@ -6,6 +6,7 @@ end answers; the notebooks show the same figures without sliders.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -38,6 +39,47 @@ def checked(profile: str, **parameters: tuple[int, int, int]) -> Profile:
     if not isinstance(profile, str):
         raise UserError(f"the parameter profile is {profile!r}, not a name", "Pass it as text (papermill -r).")
     return load_profile(profile)
+
+
+NARROWED_TOKENS = 64
+"""Tokens that a narrowed replay decodes: enough to see something, few enough to wait for."""
+
+
+def narrowed(
+    profile: str, *, prompt: str = "", widths: Sequence[int] = (), threads: int = 0, tokens: int = 0
+) -> Profile:
+    """The profile; or, as soon as anything else is given, one replay under its settings with that changed.
+
+    Args:
+        profile: a profile's name, or the path of a ``.toml`` file.
+        prompt: one of the replay prompts; its first without a name.
+        widths: the widths of the passes; a width of one, the control, is added.
+        threads: another number of threads.
+        tokens: how many tokens to decode.
+
+    Raises:
+        UserError: a value is of another type or out of range, or there is no such profile.
+    """
+    whole = checked(profile, threads=(threads, 0, 512), tokens=(tokens, 0, 8192))
+    if not (prompt or widths or threads or tokens):
+        return whole
+    given: Any = widths  # from a notebook, so anything
+    if isinstance(given, str) or not all(isinstance(w, int) and not isinstance(w, bool) for w in given):
+        raise UserError(
+            f"the parameter widths is {widths!r}, not a list of whole numbers", "Give one such as [2, 3, 7]."
+        )
+    from hiraishin.run import replay_profile
+
+    one = replay_profile(
+        whole,
+        arms=["stock", "patched"],
+        widths=sorted({1, *(widths or (2, 3, 4, 5, 8, 9, 16))}),
+        tokens=tokens or NARROWED_TOKENS,
+        prompt=prompt or "first",
+    )
+    if threads:
+        one = one.model_copy(update={"settings": one.settings.model_copy(update={"threads": threads})})
+    return one
 
 
 def _interactive(function: Any, **controls: Any) -> Any:

@@ -43,7 +43,7 @@ def test_a_notebook_is_thin_and_starts_with_checked_parameters(name: str) -> Non
     assert code[0]["metadata"]["tags"] == ["parameters"]
     for line in "".join(code[0]["source"]).splitlines():
         assert re.match(r"\w+: \w+ = .+  # \w", line), line
-    assert "checked(" in "".join(code[1]["source"]) or "load_profile(" in "".join(code[1]["source"])
+    assert re.search(r"(checked|narrowed|load_profile)\(", "".join(code[1]["source"]))
     assert all(not c["outputs"] and c["execution_count"] is None for c in code)
 
 
@@ -55,6 +55,19 @@ def test_parameters_of_another_type_or_out_of_range_are_named() -> None:
         explore.checked(6.13e62)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="nothing-like-that"):
         explore.checked("nothing-like-that")
+
+
+def test_a_replay_is_narrowed_to_what_is_given_and_left_alone_otherwise() -> None:
+    assert explore.narrowed("default") == explore.checked("default")
+    one = explore.narrowed("default", prompt="lru-cache", widths=[7, 2], threads=1)
+    (matrix,) = one.replay
+    assert matrix.prompts == ["lru-cache"]
+    assert matrix.widths == [1, 2, 7]
+    assert one.settings.threads == 1
+    assert not (one.price or one.runs or one.localize)
+    for given in ({"widths": "2, 3"}, {"widths": [2.0]}, {"widths": [17]}, {"threads": -1}, {"tokens": True}):
+        with pytest.raises(UserError):
+            explore.narrowed("default", **given)  # type: ignore[arg-type]
 
 
 def test_a_row_of_the_explorer_holds_both_candidates(results: ResultSet) -> None:
