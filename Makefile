@@ -12,10 +12,11 @@ SHELL := /bin/sh
 python = "$$(./tools/python -P -m hiraishin.native.environment)"
 with_python = python=$(python) && [ -n "$$python" ] &&
 
-.PHONY: help report test test-fast test-hard exhaustive lab setup build doctor lint lock clean distclean
+.PHONY: help report figures test test-fast test-hard exhaustive lab setup build doctor lint lock clean distclean
 
 help:
 	@echo "make report      everything: set-up, builds, measurements, notebooks, report/html/index.html"
+	@echo "make figures     the finished report's figures into figures/, for publishing"
 	@echo "make test        set-up, builds, and every test"
 	@echo "make test-fast   only the tests that need no native build and no model"
 	@echo "make test-hard   interruptions, hostile files, odd machines, planted faults (up to 30 minutes)"
@@ -36,6 +37,9 @@ build:
 
 report:
 	@$(with_python) "$$python" -m hiraishin report --profile "$(PROFILE)"
+
+figures:
+	@$(with_python) "$$python" -m hiraishin.report.publish
 
 test:
 	@$(with_python) "$$python" -m hiraishin.native all && "$$python" -m hiraishin model && \
