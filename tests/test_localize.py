@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from localize_fakes import CHAIN, Ops, graph, lone
+from localize_real import QUIET, localized
 
-from hiraishin import paths
-from hiraishin.builds import Build, describe_library, find_build
+from hiraishin.builds import find_build
 from hiraishin.dispatch import kernel_switch
 from hiraishin.errors import UserError
 from hiraishin.localize import Compared, compare_passes, table_of
-from hiraishin.models import embedded
-from hiraishin.prompts import load_prompts, select
 from hiraishin.watch import Node
 from hiraishin.worker import Worker
 
@@ -134,37 +129,11 @@ def test_the_switch_is_named(op: str, kind: str, buffer: str, width: int, thread
 
 # The real builds.
 
-SETTINGS = {"threads": 1, "flash_attn": True, "kv_type": "f16", "n_batch": 512, "extra_bufts": True}
-QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
-
 
 @pytest.fixture(scope="module")
 def stock() -> Iterator[Worker]:
     with Worker(find_build("stock"), QUIET) as worker:
         yield worker
-
-
-def localized(
-    worker: Worker, quant: str, width: int, *, prompt_id: str = "lru-cache", **changes: Any
-) -> dict[str, Any]:
-    model = str(embedded(quant, echo=lambda _: None).path)
-    tokens, length = changes.pop("tokens", width), changes.pop("prompt_tokens", None)
-    text = select([*load_prompts("replay"), *load_prompts("evaluation")], [prompt_id])[0].text
-    prompt = worker.result("hiraishin.llama:tokenize_prompts", model_path=model, texts=[text])["tokens"][0]
-    settings, switch = {**SETTINGS, **changes}, 16 if worker.build.name != "stock" else 0
-    events = worker.call(
-        "hiraishin.localize:measure",
-        model_path=model,
-        settings=settings,
-        switch=switch,
-        parts_off=0,
-        prompt=prompt[:length],
-        tokens=tokens,
-        width=width,
-    )
-    event = next(e for e in list(events) if e.get("kind") == "localize")  # all read: the child is done
-    assert event["record"]["watching_changed_rows"] == 0
-    return {**event["record"], "table": event["table"]}
 
 
 @pytest.mark.real_model
@@ -240,37 +209,3 @@ def test_on_the_patched_build_no_operation_differs(width: int) -> None:
     with Worker(find_build("patched"), QUIET) as worker:
         found = localized(worker, "Q4_K_M", width)
     assert (found["origins"], found["differing_operations"], found["differing_rows"]) == ([], 0, 0)
-
-
-WITNESSES = (
-    "attn_norm-0",
-    "Vcur-2",
-    "Kcur-4",
-    "node_176",
-    "attn_out-8",
-    "ffn_inp-11",
-    "ffn_norm-14",
-    "ffn_swiglu-19",
-    "ffn_out-23",
-    "l_out-26",
-)
-"""Ten operations in ten layers; llama.cpp gives the attention of layer 5 no name but its number. ``Kcur-4`` names two, the
-multiplication and the rotation of its output: both are perturbed."""
-
-
-def witness_build() -> Build:
-    folder = Path(os.environ.get("HIRAISHIN_WITNESS_LIB") or paths.builds_dir() / "cpu" / "witness")
-    if not folder.is_dir():
-        pytest.skip("no build with patches/tests/0301-witness-ulp.patch; name its folder in HIRAISHIN_WITNESS_LIB")
-    return describe_library(folder)
-
-
-@pytest.mark.real_model
-@pytest.mark.slow
-@pytest.mark.parametrize("tensor", WITNESSES)
-def test_one_ulp_planted_in_one_operation_of_batches_is_named_and_nothing_else(tensor: str) -> None:
-    with Worker(witness_build(), {**QUIET, "GGML_WITNESS_ULP": tensor}) as worker:
-        found = localized(worker, "Q4_K_M", 3)
-    assert {o["tensor"] for o in found["origins"]} == {tensor}
-    # Two operations of one name: the second reads the first's changed rows, so it starts nothing.
-    assert len(found["origins"]) == 1
