@@ -81,21 +81,26 @@ def libraries_table(builds: Iterable[Build]) -> pd.DataFrame:
 
 
 def claims_table(results: ResultSet, *ids: str) -> pd.DataFrame:
-    """Claims whose id starts with one of ``ids`` (all without any): id, build, parameters, value, unit."""
-    from hiraishin.claims import claims
+    """Claims whose id starts with one of ``ids`` (all without any): id, build, parameters, value, unit.
 
+    Columns are shown in full from here on: a parameter that pandas cuts off is the one that tells two rows apart.
+    """
+    from hiraishin.claims import claims
+    from hiraishin.report.article import params_words
+
+    pd.set_option("display.max_colwidth", None)
     rows = [
         {
             "claim": c.id,
             "build": c.build,
-            "of what": ", ".join(f"{k} {v}" for k, v in c.params.items() if v is not None),
+            "of what": params_words(c.params),
             "value": c.value,
             "unit": c.unit,
         }
         for c in claims(results)
         if not ids or c.id.startswith(ids)
     ]
-    return pd.DataFrame(rows, columns=["claim", "build", "of what", "value", "unit"])
+    return pd.DataFrame(rows, columns=["claim", "build", "of what", "value", "unit"], dtype=object)
 
 
 def watching_table(results: ResultSet) -> pd.DataFrame:
