@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 import tomllib
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ COMPILED = ROOT / "data" / "compiled"
 H200 = Gpu(sms=132, warps=64, blocks=32)
 SHAPES = ((12288, 4096), (4096, 12288), (4096, 4096))  # rows, K
 BLOCK_BYTES, BLOCK_WEIGHTS = 144, 256  # a Q4_K block
+WITHOUT_FAST = "patched-without-cuda-fast"
 PRICES = (  # heading, receipt, inputs
     ("synthetic 8B Q4_K_M, 256 tokens of context", "synthetic-8b", {"context": 256, "env": None, "settle": 4}),
     ("the same, CUDA graphs off", "synthetic-8b", {"context": 256, "env": "GGML_CUDA_DISABLE_GRAPHS=1", "settle": 4}),
@@ -95,12 +97,14 @@ class Price:
         return int(sum(self.record["first_row_differs"]["patched"].values()))
 
     def rows(self) -> list[list[Any]]:
-        worst = {b: max(self.spread(b, w) for w in self.widths) for b in ("stock", "patched")}
-        return [
-            [self.heading, "stock", *(self.ratio("stock", w) for w in self.widths), f"{100 * worst['stock']:.0f} %"],
-            ["", "exact", *(self.ratio("patched", w) for w in self.widths), f"{100 * worst['patched']:.0f} %"],
-            ["", "exact over stock", *(self.dearer(w) for w in self.widths), ""],
-        ]
+        names = {"stock": "stock", "patched": "exact", WITHOUT_FAST: "exact, generic kernels"}
+        rows: list[list[Any]] = []
+        for build, name in names.items():
+            if build in self.record["ratio"]:
+                worst = max(self.spread(build, w) for w in self.widths)
+                ratios = (self.ratio(build, w) for w in self.widths)
+                rows.append(["" if rows else self.heading, name, *ratios, f"{100 * worst:.0f} %"])
+        return [*rows, ["", "exact over stock", *(self.dearer(w) for w in self.widths), ""]]
 
 
 def prices() -> tuple[list[Price], Price]:
@@ -119,22 +123,21 @@ def prices() -> tuple[list[Price], Price]:
 
 
 class Bench:
-    """The micro-benchmark's output: ``[rows, K][variant] -> (columns, us, differing, values)``."""
+    """A micro-benchmark's output: ``[rows, K][variant] -> (columns, us, differing, values)``.
+
+    ``prefix`` is what the names of its own variants start with; the others are the references that it repeats.
+    """
 
     LINE = re.compile(r"(.+?)\s+cols\s+(\d+)\s+([\d.]+) us\s+\d+ GB/s\s+differing (\d+) of (\d+)")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, prefix: str) -> None:
+        self.prefix = prefix
         self.results: dict[tuple[int, int], dict[str, tuple[int, float, int, int]]] = {}
-        for line in (COMPILED / "q4k_fast-h200.txt").read_text(encoding="utf-8").splitlines():
+        for line in (COMPILED / f"{name}-h200.txt").read_text(encoding="utf-8").splitlines():
             if start := re.match(r"K=(\d+) N=(\d+) ", line):
                 here = self.results.setdefault((int(start[2]), int(start[1])), {})
             elif found := self.LINE.fullmatch(line):
                 here[found[1]] = (int(found[2]), float(found[3]), int(found[4]), int(found[5]))
-        registers = json.loads((COMPILED / "q4k_fast-registers.json").read_text(encoding="utf-8"))
-        self.compiled = {
-            f"fast C={k['columns']} R={k['rows']} NW={k['warps_a_tile']} W={k['warps_a_block']}": k
-            for k in registers["kernels"]
-        } | {k["kernel"]: k for k in registers["references"]}
 
     def us(self, variant: str, shape: tuple[int, int] = SHAPES[0]) -> float:
         return self.results[shape][variant][1]
@@ -144,7 +147,8 @@ class Bench:
         sound = {
             n: r[1]
             for n, r in self.results[shape].items()
-            if n.startswith(f"fast C={columns} ") and all(s[n][2] == 0 for s in self.results.values() if n in s)
+            if n.startswith(f"{self.prefix} C={columns} ")
+            and all(s[n][2] == 0 for s in self.results.values() if n in s)
         }
         name = min(sound, key=lambda n: sound[n])
         return name, sound[name]
@@ -154,53 +158,45 @@ class Bench:
         found: dict[str, int] = {}
         for here in self.results.values():
             for name, (_, _, differing, _) in here.items():
-                if differing and name.startswith(("fast", "generic")):
+                if differing and name.startswith((self.prefix, "generic")):
                     found[name] = found.get(name, 0) + differing
         return found
 
-    def spilling(self) -> int:
-        """How many variants the compiler could not fit into the registers."""
-        return sum(1 for kernel in self.compiled.values() if kernel.get("spilled_bytes"))
-
     def variants(self) -> str:
-        """Every variant: times in the three shapes, differing values, registers, spilled bytes, warps an SM."""
+        """Every variant: times in the shapes, differing values."""
         names = list(dict.fromkeys(n for here in self.results.values() for n in here if not n.startswith("pack")))
         rows = []
         for name in names:
-            kernel = self.compiled[name]
-            threads = 32 * kernel["warps_a_block"]
-            blocks = 1 if name.startswith("fast") else blocks_per_sm(kernel["registers"], H200, threads)
             times = [self.results[s].get(name) for s in SHAPES]
-            rows.append(
-                [
-                    name,
-                    *(t and t[1] for t in times),
-                    sum(t[2] for t in times if t),
-                    kernel["registers"],
-                    kernel.get("spilled_bytes", 0),
-                    blocks * kernel["warps_a_block"],
-                ]
-            )
-        shapes = [f"{n} x {k}, us" for n, k in SHAPES]
-        return table(["variant", *shapes, "differing", "registers", "spilled bytes", "warps an SM, of 64"], rows)
+            rows.append([name, *(t and t[1] for t in times), sum(t[2] for t in times if t)])
+        return table(["variant", *(f"{n} x {k}, us" for n, k in SHAPES), "differing"], rows)
 
-    def summary(self) -> str:
-        """Best variant for each number of columns, over the one-column kernel."""
-        one = "one column (stock geometry)"
-        rows: list[list[Any]] = []
-        for name in ("stock 8: 2 warps x2 rows", "generic exact 8"):
-            rows.append([name, *(x for s in SHAPES for x in (self.us(name, s), self.us(name, s) / self.us(one, s)))])
-        for columns in sorted({r[0] for n, r in self.results[SHAPES[0]].items() if n.startswith("fast")}):
-            best = [self.best(columns, s)[1] for s in SHAPES]
-            cells = (x for s, t in zip(SHAPES, best, strict=True) for x in (t, t / self.us(one, s)))
-            rows.append([f"fast, {columns} column{'s' if columns > 1 else ''}, best variant", *cells])
-        return table(["kernel", *(h for n, k in SHAPES for h in (f"{n} x {k}, us", "over one column"))], rows)
+
+def best_of_each(fast: Bench, ring: Bench, mma: Bench) -> str:
+    """Best variant of each kernel for each number of columns, over the one-column kernel of the same run."""
+    one = "one column (stock geometry)"
+    rows: list[list[Any]] = []
+    for name in ("stock 8: 2 warps x2 rows", "generic exact 8"):
+        cells = (x for s in SHAPES for x in (ring.us(name, s), ring.us(name, s) / ring.us(one, s)))
+        rows.append([name, *cells])
+    for label, bench in (("first kernel", fast), ("in the patches", ring), ("tensor cores", mma)):
+        for columns in sorted({r[0] for n, r in bench.results[SHAPES[0]].items() if n.startswith(bench.prefix)}):
+            cells_: list[Any] = []
+            for shape in SHAPES:
+                try:
+                    best = bench.best(columns, shape)[1]
+                except ValueError:  # the columns do not fit into shared memory
+                    cells_ += [None, None]
+                else:
+                    cells_ += [best, best / bench.us(one, shape)]
+            rows.append([f"{label}, {columns} column{'s' if columns > 1 else ''}", *cells_])
+    return table(["kernel", *(h for n, k in SHAPES for h in (f"{n} x {k}, us", "over one column"))], rows)
 
 
 def slots_per_us(notes: dict[str, Any]) -> float:
     """Warp instructions the H200 can issue in a microsecond: the median of what the profiles imply."""
     implied = sorted(p["instructions_m"] * 1e6 / (p["issue_busy"] * p["us"]) for p in notes["h200"]["profile"])
-    return implied[len(implied) // 2]
+    return float(implied[len(implied) // 2])
 
 
 def floors(notes: dict[str, Any], bench: Bench) -> str:
@@ -209,20 +205,13 @@ def floors(notes: dict[str, Any], bench: Bench) -> str:
     read = rows * k / BLOCK_WEIGHTS * BLOCK_BYTES / (notes["h200"]["copy_tb_per_s"] * 1e6)
     rate = slots_per_us(notes)
     lines: list[list[Any]] = []
-    for columns in (1, 2, 4, 8, 9):
+    for columns in (1, 2, 4, 8, 9, 12):
         issue = rows * k / 512 * columns * notes["h200"]["slots_per_512"] / rate
         best = bench.best(columns)[1]
         generic = {1: bench.us("one column (stock geometry)"), 8: bench.us("generic exact 8")}.get(columns)
         lines.append([columns, read, issue, max(read, issue), generic, best, best / max(read, issue)])
-    head = [
-        "columns",
-        "bytes, us",
-        "inner arithmetic, us",
-        "floor, us",
-        "patched llama.cpp's order, us",
-        "fast, best, us",
-    ]
-    return table([*head, "fast over floor"], lines)
+    head = ["columns", "bytes, us", "inner arithmetic, us", "floor, us", "generic order, us", "in the patches, us"]
+    return table([*head, "over the floor"], lines)
 
 
 def compiled_kernels() -> str:
@@ -244,6 +233,70 @@ def compiled_kernels() -> str:
         lines.append([name, warps, k["registers"], k["shared_bytes"], k["stack_bytes"], fit, fit * warps])
     head = ["kernel", "warps a block", "registers", "shared bytes", "stack bytes", "blocks an SM", "warps an SM, of 64"]
     return table(head, lines)
+
+
+def fast_kernels() -> str:
+    """Registers of the fast kernels of patch 0113 as compiled."""
+    kernels = json.loads((COMPILED / "mmvq-fast-registers.json").read_text(encoding="utf-8"))["kernels"]
+    columns = sorted({k["columns"] for k in kernels})
+    rows = []
+    for arch, kind in dict.fromkeys((k["arch"], k["type"]) for k in kernels):
+        registers = {k["columns"]: k["registers"] for k in kernels if (k["arch"], k["type"]) == (arch, kind)}
+        spilled = sum(k["spilled_bytes"] for k in kernels if (k["arch"], k["type"]) == (arch, kind))
+        rows.append([f"sm_{arch}", kind, *(registers[c] for c in columns), spilled])
+    return table(["architecture", "weights", *columns, "spilled bytes, all"], rows)
+
+
+def fast_profile() -> tuple[str, dict[str, dict[str, Any]]]:
+    """The Nsight profile of the ring's variants, as a table and by name."""
+    kernels = json.loads((COMPILED / "q4k_ring-profile-h200.json").read_text(encoding="utf-8"))["kernels"]
+    head = ["kernel", "time", "warp instructions", "issue slots busy", "warps an SM, of 64", "memory, of peak"]
+    rows = [
+        [
+            k["kernel"],
+            f"{k['us']:.1f} us",
+            f"{k['instructions'] / 1e6:.1f} M",
+            f"{k['issue_busy_percent']:.0f} %",
+            f"{k['warps_an_sm']:.0f}",
+            f"{k['memory_percent']:.0f} %",
+        ]
+        for k in kernels
+    ]
+    return table(head, rows), {k["kernel"]: k for k in kernels}
+
+
+def end_to_end() -> tuple[str, dict[str, Any]]:
+    """Whole decodes at the post's acceptance: the table, and the numbers by arm."""
+    run = json.loads((COMPILED / "end-to-end-h200.json").read_text(encoding="utf-8"))
+    arms = {a["name"]: a for a in run["arms"]}
+    rows = []
+    for name, arm in arms.items():
+        spec, plain = arm["speculative"], arm["plain"]
+        cycle = spec["ms_a_cycle"]
+        rows.append(
+            [
+                name,
+                plain["tokens_per_second"],
+                spec["tokens_per_second"],
+                spec["tokens_per_second"] / plain["tokens_per_second"],
+                spec["width"],
+                f"{100 * spec['acceptance']:.1f} %",
+                cycle["draft"],
+                cycle["verify"],
+                f"{spec['picks_as_plain']:,} of {spec['picks']:,}",
+            ]
+        )
+    head = ["build", "plain, tokens/s", "speculative, tokens/s", "over its plain", "mean width", "acceptance"]
+    return table([*head, "draft, ms a cycle", "verify, ms a cycle", "picks as in the plain decode"], rows), arms
+
+
+def plain_decodes() -> dict[str, dict[str, float]]:
+    """Tokens a second of plain decoding, median over the prompts: ``[graphs or not][build]``; and prompts whose text differs."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for result in load_receipt(ROOT / "data" / "receipts" / "h200-2026-11-30-synthetic-8b-plain").of("plain"):
+        graphs = "without" if result.inputs["env"] else "with"
+        found.setdefault(graphs, {}).setdefault(result.inputs["build"], []).append(result.record["tokens_per_second"])
+    return {g: {b: statistics.median(v) for b, v in builds.items()} for g, builds in found.items()}
 
 
 def cpu_tables(cpu: dict[str, Any]) -> dict[str, str]:
@@ -293,7 +346,9 @@ def page() -> str:
     notes = tomllib.loads((COMPILED / "price.toml").read_text(encoding="utf-8"))
     post = tomllib.loads((ROOT / "data" / "published" / "post.toml").read_text(encoding="utf-8"))["numbers"]
     settled, unsettled = prices()
-    bench = Bench()
+    bench, fast, mma = Bench("q4k_ring", "ring"), Bench("q4k_fast", "fast"), Bench("q4k_mma", "mma")
+    ring_profile, ring_by_name = fast_profile()
+    decodes, arms = end_to_end()
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -314,9 +369,22 @@ def page() -> str:
         post={k: v["value"] for k, v in post.items()},
         prices=settled,
         main=settled[0],
+        q6=settled[3],
+        smol=settled[4],
+        dearer_from=next(w for w in settled[0].widths if w > 1 and settled[0].dearer(w) > 1),
+        long_dearer_from=next(w for w in settled[2].widths if w > 1 and settled[2].dearer(w) > 1),
         unsettled=unsettled,
         price_table=table(head, [row for p in settled for row in p.rows()]),
         bench=bench,
+        fast=fast,
+        mma=mma,
+        best=best_of_each(fast, bench, mma),
+        ring_profile=ring_profile,
+        ring=ring_by_name,
+        fast_kernels=fast_kernels(),
+        decodes=decodes,
+        arms=arms,
+        plain=plain_decodes(),
         floors=floors(notes, bench),
         floor_ms=settled[0].weight_bytes / (notes["h200"]["copy_tb_per_s"] * 1e9),
         rate=slots_per_us(notes),
