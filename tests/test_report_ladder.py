@@ -11,7 +11,8 @@ import report_synthetic as made_up
 from bs4 import BeautifulSoup
 from report_site import build, few_figures
 
-from hiraishin import figures
+from hiraishin import figures, paths
+from hiraishin.bundle import write_bundle
 from hiraishin.claims import claims
 from hiraishin.figures import style
 from hiraishin.report import publish
@@ -114,6 +115,27 @@ def test_a_price_is_quoted_from_one_unit_the_one_with_every_variant() -> None:
     assert [name for name, _ in story.price_variants] == ["patched without cuda-fast"]
     assert story.prices is not None
     assert [row["build"] for row in story.prices["rows"]] == ["stock", "patched", "patched without cuda-fast"]
+
+
+def test_a_receipt_of_prices_alone_has_a_price_and_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_figures(monkeypatch, ("price",))
+    arms = {"stock": 0.2, "patched": 0.15, "patched-without-cuda-fast": 0.5}
+    unit = price_unit(arms, model="synthetic-qwen3-8b", quant="Q4_K_M", gpu_layers=99)
+    machine = {"cpu": "A CPU", "gpu": {"name": "A Test GPU"}}
+    write_bundle(ResultSet(made_up.profile(), machine, [unit], name="prices"), tmp_path / "receipts" / "prices")
+    monkeypatch.setattr(paths, "receipts_dir", lambda: tmp_path / "receipts")
+    outcome = build(tmp_path / "html", made_up.run())
+    assert outcome.failures == []
+    page = BeautifulSoup(outcome.index.read_text(encoding="utf-8"), "html.parser")
+    short = page.select_one(".short")
+    assert short is not None
+    words = " ".join(short.get_text(" ").split())
+    assert (
+        "On an A Test GPU , with synthetic-qwen3-8b Q4_K_M , a pass of 9 tokens costs 2.20× exactly and 2.60× on stock"
+        in words
+    )
+    assert "5.00× patched without cuda-fast" in words
+    assert page.select_one("#prices-fig-price") is not None
 
 
 def test_a_tiny_model_with_more_arms_does_not_speak_for_a_large_one() -> None:

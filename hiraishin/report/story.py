@@ -66,10 +66,10 @@ class Story:
         """The weight type that the headline numbers are about: the profile's, or the one measured most."""
         profile = self.book.results.profile if self.book.results else None
         quant = getattr(getattr(profile, "model", None), "quant", None)
+        with_quant = [c for c in self.book.claims if "quant" in c.params]
         found: dict[str, int] = {}
-        for claim in self.book.claims:
-            if claim.id.startswith("replay.") and "quant" in claim.params:
-                found[str(claim.params["quant"])] = found.get(str(claim.params["quant"]), 0) + 1
+        for claim in [c for c in with_quant if c.id.startswith("replay.")] or with_quant:
+            found[str(claim.params["quant"])] = found.get(str(claim.params["quant"]), 0) + 1
         if quant in found or not found:
             return quant
         return max(sorted(found), key=lambda q: found[q])
