@@ -14,7 +14,8 @@ from markupsafe import Markup
 from hiraishin import paths
 from hiraishin.report.facts import Book, Published, format_number, machine_label
 from hiraishin.report.site import Download, FigureSlot, is_gpu
-from hiraishin.report.story import Story, arm_of, settings_words
+from hiraishin.report.story import Story
+from hiraishin.report.words import arm_of, settings_words
 
 PAGES = (
     {"name": "Article", "href": "index.html"},

@@ -6,7 +6,6 @@ facts it needs are there and say so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +13,22 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hiraishin.report.facts import Book, Fact, format_number, ratio
+from hiraishin.report.facts import Book, Fact, ratio
 from hiraishin.report.ladder import Ladder, ladders
 from hiraishin.report.prices import Priced, priced
 from hiraishin.report.text import bdi
+from hiraishin.report.words import (
+    arm_of,
+    cut_text,
+    fork_cell,
+    interval_ends,
+    interval_of,
+    number_word,
+    ranges,
+    result_number,
+    settings_words,
+    sum_of,
+)
 
 SUMMARY = (
     ("replay.first_differing_width", ("stock", "patched"), "min"),
@@ -40,8 +51,6 @@ SUMMARY = (
 
 _COMMON_TAIL = 160
 """Characters of common text shown before a fork."""
-
-_FORK_SHOWN = 260
 
 
 @dataclass(frozen=True)
@@ -328,7 +337,7 @@ class Story:
             "runs": runs,
             "identical": same,
             "forked": Fact(runs.value - same.value, "", runs.claims + same.claims, "difference"),
-            "settings": _sum_of(results, "settings", len(places)),
+            "settings": sum_of(results, "settings", len(places)),
             "repeated": len(results) > len(places),
             "left": self.book.fact("matrix24.identical", "patched", "sum"),
             "of": self.book.fact("matrix24.runs", "patched", "sum"),
@@ -353,7 +362,7 @@ class Story:
         return {
             "lengths": lengths,
             "rows": [
-                {"prompt": prompt, "cells": [_fork_cell(row.get(n, [])) for n in lengths]}
+                {"prompt": prompt, "cells": [fork_cell(row.get(n, [])) for n in lengths]}
                 for prompt, row in sorted(cells.items())
             ],
         }
@@ -389,10 +398,10 @@ class Story:
         return {
             "prompt": str(result.inputs.get("prompt", "")),
             "common": bdi(("…" if split > _COMMON_TAIL else "") + common),
-            "plain": bdi(_cut(plain[split:])),
-            "speculative": bdi(_cut(other[split:])),
-            "byte": _result_number(result, "first_differing_byte"),
-            "margin": _result_number(result, "margin_there") if margin is not None else None,
+            "plain": bdi(cut_text(plain[split:])),
+            "speculative": bdi(cut_text(other[split:])),
+            "byte": result_number(result, "first_differing_byte"),
+            "margin": result_number(result, "margin_there") if margin is not None else None,
         }
 
     @cached_property
@@ -578,13 +587,13 @@ class Story:
                     "quant": quant,
                     "settings": settings,
                     "widths": ranges(widths),
-                    "context": _sum_of(results, "context", max(contexts)) if contexts else "",
-                    "compared": _sum_of(results, "compared", sum(int(r.record.get("positions") or 0) for r in results)),
-                    "differing": _sum_of(
+                    "context": sum_of(results, "context", max(contexts)) if contexts else "",
+                    "compared": sum_of(results, "compared", sum(int(r.record.get("positions") or 0) for r in results)),
+                    "differing": sum_of(
                         results, "differing", sum(int(r.record.get("differing") or 0) for r in results)
                     ),
-                    "largest": _sum_of(results, "largest", max(changes)) if changes else "",
-                    "flips": _sum_of(results, "flips", sum(int(r.record.get("flips") or 0) for r in results)),
+                    "largest": sum_of(results, "largest", max(changes)) if changes else "",
+                    "flips": sum_of(results, "flips", sum(int(r.record.get("flips") or 0) for r in results)),
                 }
             )
         return rows
@@ -630,101 +639,8 @@ class Story:
             found.append(
                 Headline(
                     self.price_wide["patched"].times(),
-                    f"the price of an exact pass of {_word(self._wide_width)} tokens",
+                    f"the price of an exact pass of {number_word(self._wide_width)} tokens",
                     "exact",
                 )
             )
         return found
-
-
-_INTERVAL = re.compile(r"95 % interval ([0-9.]+) to ([0-9.]+)")
-
-
-def interval_ends(fact: Fact) -> tuple[float, float] | None:
-    """The ends of the 95 % interval that a fact's claim states; ``None`` when it states none."""
-    found = _INTERVAL.search(fact.claims[0].detail) if len(fact.claims) == 1 else None
-    return (float(found[1]), float(found[2])) if found else None
-
-
-def interval_of(fact: Fact) -> Markup | str:
-    """That interval as an element, or nothing."""
-    ends = interval_ends(fact)
-    if ends is None:
-        return ""
-    return Markup(
-        '<data class="claim" value="{0}" data-claim="{2}" data-param="interval">{0:.2f} to {1:.2f}</data>'
-    ).format(*ends, fact.claims[0].id)
-
-
-def arm_of(inputs: Mapping[str, Any]) -> str:
-    """A build with the state of its switch, in words: the label that results carry, e.g. ``patched-without-guard``."""
-    build = str(inputs.get("build", ""))
-    return build.replace("patched-without-", "patched without ").replace("patched-", "patched, ")
-
-
-def settings_words(inputs: Sequence[Mapping[str, Any]]) -> str:
-    """Attention, KV type and threads in words, only those on which all the inputs agree."""
-
-    def common(name: str) -> Any:
-        values = {i.get(name) for i in inputs}
-        return values.pop() if len(values) == 1 else None
-
-    words = []
-    flash = common("flash_attn")
-    if flash is not None:
-        words.append("flash attention" if flash else "no flash attention")
-    if common("kv_type"):
-        words.append(f"{common('kv_type')} KV")
-    if common("threads"):
-        words.append(f"{common('threads')} thread{'' if common('threads') == 1 else 's'}")
-    return ", ".join(words)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """``[2, 3, 4, 8, 9]`` as ``2–4, 8, 9``."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ", ".join(f"{p[0]}–{p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _FORK_SHOWN else text[:_FORK_SHOWN].rsplit(" ", 1)[0] + " …"
-
-
-def _sum_of(results: Sequence[Any], name: str, value: float | int) -> Markup:
-    """A cell computed from several results, as an element that says so."""
-    return Markup('<data class="claim" value="{}" data-claim="coverage.{}" data-result="{} results">{}</data>').format(
-        value, name, len(results), format_number(value)
-    )
-
-
-def _word(number: int | None) -> str:
-    words = (
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-    )
-    return words[number] if number is not None and 0 <= number < len(words) else "many"
-
-
-def _fork_cell(runs: Sequence[Any]) -> Markup | str:
-    """Where the runs of one cell fork; runs that agree are shown once."""
-    if not runs:
-        return ""
-    shown: dict[Any, Markup | str] = {}
-    for r in runs:
-        byte = r.record.get("first_differing_byte")
-        shown.setdefault(byte, "equal" if byte is None else _result_number(r, "first_differing_byte"))
-    return Markup(" / ").join(shown.values())
-
-
-def _result_number(result: Any, name: str) -> Markup:
-    value = result.record.get(name)
-    text = (
-        "" if value is None else (f"{value:.3g}" if isinstance(value, float) else f"{value:,}".replace(",", "\u202f"))
-    )
-    return Markup('<data class="claim" value="{}" data-claim="speculative.{}" data-result="{}">{}</data>').format(
-        value, name, result.key, text
-    )
