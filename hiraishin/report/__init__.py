@@ -163,6 +163,9 @@ def _or_empty(results: ResultSet | None, profile: Profile) -> ResultSet:
     return results if results is not None else ResultSet(profile, {}, [], name=profile.name)
 
 
+LARGE_MODEL = 1_000_000_000
+"""Bytes of weights from which a GPU's pass is more than launch overhead."""
+
 RECEIPT_FIGURES = ("replay-map", "price")
 """What a receipt's chapter shows; a figure for each kind of evidence, or the site would grow with every receipt."""
 
@@ -198,13 +201,20 @@ def _receipt_figures(
 
 def _telling(book: Book, figure: str) -> tuple[Any, ...]:
     """How much a receipt has to say for a figure; the newest of equals."""
-    from hiraishin.report.prices import priced
+    from hiraishin.report.prices import POST_QUANT, priced
 
     if figure == "price":
         first = next(iter(priced(book)), None)
         weight = int(first.result.inputs.get("weight_bytes") or 0) if first else 0
-        return len(first.builds) if first else 0, weight, book.name
-    return len(book.results.results) if book.results else 0, 0, book.name
+        large = weight > LARGE_MODEL  # a small model's pass is all launch overhead
+        return (
+            large,
+            len(first.builds) if first else 0,
+            first is not None and first.quant == POST_QUANT,
+            weight,
+            book.name,
+        )
+    return len(book.results.results) if book.results else 0, book.name
 
 
 def _notebook_pages(

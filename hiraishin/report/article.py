@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from hiraishin import paths
 from hiraishin.report.facts import Book, Published, format_number, machine_label
+from hiraishin.report.prices import POST_QUANT
 from hiraishin.report.site import Download, FigureSlot, is_gpu
 from hiraishin.report.story import Story
 from hiraishin.report.words import arm_of, settings_words
@@ -180,13 +181,20 @@ def gpu_chapters(books: Sequence[Book], figures: Mapping[str, Mapping[str, Figur
 
 
 def best_price(stories: Sequence[Story]) -> Story | None:
-    """Of several receipts of one GPU the one whose price says most: the most arms, then the largest model, then the newest."""
-    found = [
-        (len(s.price_wide), s.weight_bytes, s.book.name, s)
-        for s in stories
-        if s.price_wide and "patched" in s.price_wide
-    ]
-    return max(found, key=lambda entry: entry[:3])[3] if found else None
+    """Of several receipts of one GPU the one whose price says most, by the order of :func:`hiraishin.report.prices.priced`."""
+    found = [s for s in stories if s.price_wide and "patched" in s.price_wide]
+    largest = max((s.weight_bytes for s in found), default=0)
+
+    def rank(s: Story) -> tuple[Any, ...]:
+        return (
+            2 * s.weight_bytes >= largest,
+            len(s.price_wide or {}),
+            s.quant == POST_QUANT,
+            s.weight_bytes,
+            s.book.name,
+        )
+
+    return max(found, key=rank, default=None)
 
 
 def counted(value: int, what: str, books: Sequence[Book]) -> Markup:

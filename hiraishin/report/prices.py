@@ -50,11 +50,16 @@ class Priced:
         return self.swing <= UNSTEADY
 
 
+POST_QUANT = "Q4_K_M"
+"""The weight type of the post's prices: of equally telling units the one like them is quoted."""
+
+
 def priced(book: Book) -> list[Priced]:
     """A book's price units, the most telling first.
 
     That is: none of llama.cpp's own switches set, a large model (a pass that is all launch overhead says little about
-    kernels; half the largest is large), the most arms, the larger model, the most passes of settling, the shortest context.
+    kernels; half the largest is large), the most arms, the post's weight type, the larger model, the most passes of
+    settling, the shortest context.
     """
     if book.results is None:
         return []
@@ -80,6 +85,7 @@ def priced(book: Book) -> list[Priced]:
             inputs.get("env") is not None,
             2 * weight < largest,
             -len(unit.builds),
+            unit.quant != POST_QUANT,
             -weight,
             -settle,
             inputs.get("context") or 0,
