@@ -160,7 +160,7 @@ def draw(data: Frame, theme: Theme) -> Figure:
     axes.axhline(1, color=theme.muted, linewidth=1, linestyle=":")
     top = int(measured["width"].max())
     base = select.named(str(measured["base"].iloc[0]))
-    axes.set(xlim=(0.6, max(top, 9) + 0.6), xlabel="tokens in the pass", ylabel=f"time over {base}'s one-token pass")
+    axes.set(xlim=(0.6, max(top, 9) + 0.6), xlabel="tokens in the pass", ylabel=f"over {base}'s one token")
     axes.set_ylim(bottom=0)
     axes.set_xticks([w for w in range(1, top + 1) if top <= 10 or w % 2 == 0 or w == 1])
     axes.grid(axis="y")
