@@ -51,6 +51,9 @@ def publish(report: Path, to: Path) -> list[Path]:
         if all(p.is_file() for p in pictures):
             entries.append((stem, json.loads(record.read_text(encoding="utf-8"))))
             chosen += [*pictures, record]
+    entries.sort(
+        key=lambda e: (len(e[0].parts), str(e[1].get("notebook")), e[0])
+    )  # this machine first, in reading order
     size = sum(p.stat().st_size for p in chosen)
     if size > LARGEST:
         raise UserError(
