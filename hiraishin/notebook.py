@@ -83,12 +83,12 @@ def libraries_table(builds: Iterable[Build]) -> pd.DataFrame:
 def claims_table(results: ResultSet, *ids: str) -> pd.DataFrame:
     """Claims whose id starts with one of ``ids`` (all without any): id, build, parameters, value, unit.
 
-    Columns are shown in full from here on: a parameter that pandas cuts off is the one that tells two rows apart.
+    Rows and columns are shown in full from here on: what pandas cuts off is what tells two rows apart.
     """
     from hiraishin.claims import claims
     from hiraishin.report.article import params_words
 
-    pd.set_option("display.max_colwidth", None)
+    pd.set_option("display.max_colwidth", None, "display.max_rows", 400)
     rows = [
         {
             "claim": c.id,
