@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -42,10 +44,23 @@ def test_a_price_page_that_was_edited_by_hand_is_noticed(
     assert "out of step" in capsys.readouterr().err
 
 
-def test_the_bits_of_the_fast_kernel_are_counted_not_claimed() -> None:
-    bench = script("make_price.py")["Bench"]()
-    assert bench.wrong() == {"fast C=8 R=3 NW=4 W=16": 8}
-    assert all(bench.compiled[name] for here in bench.results.values() for name in here if not name.startswith("pack"))
+def test_the_bits_of_the_fast_kernels_are_counted_not_claimed() -> None:
+    made = script("make_price.py")
+    assert made["Bench"]("q4k_fast", "fast").wrong() == {"fast C=8 R=3 NW=4 W=16": 8}
+    for name, prefix in (("q4k_ring", "ring"), ("q4k_mma", "mma")):
+        bench = made["Bench"](name, prefix)
+        counted = [n for here in bench.results.values() for n in here if n.startswith(prefix)]
+        assert len(counted) > 20 and bench.wrong() == {}
+
+
+def test_the_page_on_cuda_says_what_the_server_check_found() -> None:
+    check = json.loads((paths.ROOT / "data" / "compiled" / "server-h200.json").read_text(encoding="utf-8"))
+    page = (paths.ROOT / "patches" / "cuda.md").read_text(encoding="utf-8").split("## llama-server")[1]
+    said = re.findall(r"^\| (?!server|---)(.+) \| (\d+) of (\d+) \|$", page, re.MULTILINE)
+    counts = {arm["name"]: (arm["differing"], arm["prompts"]) for arm in check["arms"]}
+    names = ["stock", "patched-off", "patched", "stock-again"]
+    assert [(int(k), int(n)) for _, k, n in said] == [counts[name] for name in names]
+    assert counts["patched"][0] == 0 < counts["stock"][0]
 
 
 def test_the_hard_use_page_names_tests_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
