@@ -135,9 +135,9 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
                 worker, model, settings, len(tokens), options.tokens, list(options.widths), switch=switch
             )
         trace = replay(worker, job, report)
-        measure_floor(worker, job, list(trace["token"]), report)
         if not job.on_gpu:
             watch_operations(worker, job, report)
+        measure_floor(worker, job, list(trace["token"]), report)
     if job.on_gpu:
         with Worker(build, {**patient(), **UNFUSED}) as worker:
             replay_unfused(worker, job, report)

@@ -164,7 +164,9 @@ def watch_operations(worker: Worker, job: Job, report: AuditReport) -> None:
     changed = 0
     for width in _targets(report, job):
         job.echo(f"watching the operations of a pass of {width} tokens")
-        first = _watched(worker, job, width, None)
+        # The replay told where the first difference is; a narrow pass at the end of the trace cannot be watched.
+        found = wrong[width]["first_differing"] // width * width if width in wrong else 0
+        first = _watched(worker, job, width, found if found + width <= job.tokens else None)
         report.operations.append(first)
         changed += first["watching_changed_rows"]
         # Where the rows move most may be another pass, for another reason.
@@ -177,9 +179,13 @@ def watch_operations(worker: Worker, job: Job, report: AuditReport) -> None:
 
 
 def _watched(worker: Worker, job: Job, width: int, start: int | None) -> dict[str, Any]:
-    """One pass, watched: its first origin, how many there are, their kinds, and the largest relative size of one."""
+    """One pass, watched: its first origin, how many there are, their kinds, and the largest relative size of one.
+
+    The trace ends with the pass: what comes after is not looked at.
+    """
     record: dict[str, Any] = {}
-    for event in worker.call("hiraishin.localize:measure", **job.common(), width=width, start=start):
+    arguments = job.common() | ({} if start is None else {"tokens": start + width})
+    for event in worker.call("hiraishin.localize:measure", **arguments, width=width, start=start):
         if event.get("kind") == "localize":
             record = event["record"]
     origins = record["origins"]
