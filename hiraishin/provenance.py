@@ -69,6 +69,15 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
     return tree
 
 
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> tuple[frozenset[str], str]:
+    """What a module imports from this package, and a hash of its code. A plan asks for the same modules hundreds of times."""
+    tree = ast.parse(text)
+    imports = frozenset(_imports(tree))
+    # The dump, not the text: comments and layout do not count, names and numbers do.
+    return imports, hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest()
+
+
 def code_version(module: str) -> str:
     """Hash of a measuring module (``"replay"``) and of all it imports from this package, 16 hex digits.
 
@@ -84,10 +93,8 @@ def code_version(module: str) -> str:
         path = PACKAGE / f"{name}.py"
         if not path.exists():
             path = PACKAGE / name / "__init__.py"
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        todo.extend(_imports(tree))
-        # The dump, not the text: comments and layout do not count, names and numbers do.
-        seen[name] = hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest()
+        imports, seen[name] = _parsed(path.read_text(encoding="utf-8"))
+        todo.extend(imports)
     return hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest()[:16]
 
 

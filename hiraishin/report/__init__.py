@@ -72,11 +72,25 @@ def build_report(
     from hiraishin import figures as figure_registry
     from hiraishin import ledger, provenance
     from hiraishin.errors import UserError
-    from hiraishin.report import article, execute, facts, folders, site
+    from hiraishin.report import article, execute, facts, folders, site, stamp
     from hiraishin.report.check import check_site
 
     failures: list[str] = []
     out = Path(out).resolve()  # a link stays: what it points to is replaced
+    made_from = ""
+    if results is not None and results.results and not results.failures and not results.missing:
+        made_from = stamp.inputs(
+            profile,
+            results,
+            {
+                "notebooks": run_notebooks and [str(p) for p in notebooks or []],
+                "check": check,
+                "parameters": parameters,
+            },
+        )
+        if stamp.is_current(out, made_from):
+            echo("nothing that the report is made from has changed")
+            return ReportOutcome(True, [], out / "index.html", [])
     stage = folders.start(out)
     try:
         books = site.make_books(results, profile, failures)
@@ -147,6 +161,8 @@ def build_report(
                 "missing": missing,
                 "profile": profile.name,
                 "commit": provenance.commit(),
+                "inputs": made_from,
+                "files": stamp.listing(stage),
                 "notebooks": [{"name": nb.name, "ok": nb.ok, "what": nb.what} for nb in executed],
                 "figures": sorted(s.id for s in slots.values() if s.ok),
             },
