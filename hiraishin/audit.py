@@ -22,6 +22,7 @@ from hiraishin.audit_steps import (
 )
 from hiraishin.builds import Build, describe_library, find_build
 from hiraishin.errors import UserError
+from hiraishin.gguf_header import read_header
 from hiraishin.judge import judge_nature, spell_classes
 from hiraishin.models import ModelFile, check_file, embedded, sha256_file
 from hiraishin.prompts import Prompt, load_prompts, select
@@ -121,10 +122,9 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
         _check_gpu(worker, build, options, echo)
         reply = worker.result("hiraishin.llama:tokenize_prompts", model_path=str(model.path), texts=[chosen.text])
         tokens: list[int] = reply["tokens"][0][: options.prompt_tokens]
-        if reply["n_ctx_train"] and len(tokens) + options.tokens > reply["n_ctx_train"]:
-            raise UserError(
-                f"prompt and tokens do not fit in the model's context of {reply['n_ctx_train']}", "Use --tokens."
-            )
+        limit = read_header(model.path).n_ctx_train  # a load of the vocabulary alone knows no context
+        if limit and len(tokens) + options.tokens > limit:
+            raise UserError(f"prompt and tokens do not fit in the model's context of {limit}", "Use --tokens.")
         about = _about(options, build, model, chosen, len(tokens), switch, worker)
         report = AuditReport(UNKNOWN, "", about, {})
         job = Job(model, settings, switch, tokens, options.tokens, options.widths, echo)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hiraishin.errors import UserError
-from hiraishin.terminal import Verbs, run_app
+from hiraishin.terminal import Verbs, nothing_kept, run_app
 
 if TYPE_CHECKING:
     from hiraishin.results import ResultSet
@@ -269,25 +269,26 @@ def audit(
     chosen = parse_widths(widths)
     for path in (markdown, html):
         check_writable(path, make_folders=False)
-    report = run_audit(
-        AuditOptions(
-            lib,
-            build,
-            model,
-            quant,
-            tuple(w for w in chosen if w > 1),
-            tokens,
-            prompt,
-            prompts,
-            kv_type,
-            threads,
-            flash_attn,
-            gpu_layers,
-            explain,
-            predict,
-        ),
-        echo=lambda text: print(text, file=sys.stderr),
-    )
+    with nothing_kept("an audit"):
+        report = run_audit(
+            AuditOptions(
+                lib,
+                build,
+                model,
+                quant,
+                tuple(w for w in chosen if w > 1),
+                tokens,
+                prompt,
+                prompts,
+                kv_type,
+                threads,
+                flash_attn,
+                gpu_layers,
+                explain,
+                predict,
+            ),
+            echo=lambda text: print(text, file=sys.stderr),
+        )
     if markdown is not None:
         markdown.write_text(to_markdown(report), encoding="utf-8")
     if html is not None:

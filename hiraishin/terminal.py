@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from typer.core import TyperGroup
@@ -28,7 +29,19 @@ class Stopped(UserError):
     def __init__(self, cause: KeyboardInterrupt) -> None:
         kept = " ".join(getattr(cause, "__notes__", [])) or f"what was measured is stored in {paths.results_dir()}."
         number = cause.number if isinstance(cause, _Signal) else signal.SIGINT
-        super().__init__(f"stopped: {kept}", "The same command goes on from there.", exit_code=128 + number)
+        next_time = "starts again" if getattr(cause, "nothing_kept", False) else "goes on from there"
+        super().__init__(f"stopped: {kept}", f"The same command {next_time}.", exit_code=128 + number)
+
+
+@contextmanager
+def nothing_kept(what: str) -> Iterator[None]:
+    """For work that stores nothing before it ends: whoever stops it is told so."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"{what} keeps nothing before it ends.")
+        stop.nothing_kept = True  # type: ignore[attr-defined]
+        raise
 
 
 class _Signal(KeyboardInterrupt):

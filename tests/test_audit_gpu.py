@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ class PlayedWorker:
         if function == "hiraishin.devices:visible":
             return {"gpu": self.gpu}
         if function == "hiraishin.llama:tokenize_prompts":
-            return {"tokens": [[1, 2, 3]], "n_ctx_train": 512}
+            return {"tokens": [[1, 2, 3]], "n_ctx_train": 0}  # a load of the vocabulary alone knows no context
         assert function == "hiraishin.replay:reorder_floor"
         assert list(arguments["changes"]) == ["flash_attn"]  # what only the CPU knows is not tried
         return {"differing": 3, "positions": TOKENS, "max": 1.0, "rms_max": 0.2, "rms_median": 0.1}
@@ -105,13 +106,14 @@ class PlayedWorker:
             }
 
 
-def audited(monkeypatch: pytest.MonkeyPatch, **played: Any) -> AuditReport:
+def audited(monkeypatch: pytest.MonkeyPatch, context: int = 512, **played: Any) -> AuditReport:
     kind: Any = type("Played", (PlayedWorker,), {"opened": [], "alive": 0, **played})
     monkeypatch.setattr(audit, "Worker", kind)
     build = Build("stock", "cuda", Path("/nowhere"), {"libraries": {}}, {})
     monkeypatch.setattr(audit, "_build", lambda _: (build, 0))
     model = ModelFile(Path("/nowhere/model.gguf"), "model", "Q4_K_M", "0" * 64)
     monkeypatch.setattr(audit, "_model", lambda *_: model)
+    monkeypatch.setattr(audit, "read_header", lambda _: SimpleNamespace(n_ctx_train=context))
     found = run_audit(AuditOptions(widths=(2, 4), tokens=TOKENS, gpu_layers=99), echo=lambda _: None)
     assert kind.opened == [(), ("GGML_CUDA_DISABLE_FUSION=1",)]
     return found
@@ -155,3 +157,20 @@ def test_layers_for_a_gpu_that_the_library_does_not_see_are_refused(monkeypatch:
     with pytest.raises(UserError, match="sees no GPU") as caught:
         audited(monkeypatch, gpu=False)
     assert (caught.value.exit_code, len(str(caught.value).splitlines())) == (2, 1)
+
+
+def test_a_prompt_that_does_not_fit_with_its_tokens_is_refused_by_the_files_own_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UserError, match="do not fit in the model's context of 10"):
+        audited(monkeypatch, context=3 + TOKENS - 1)
+
+
+def test_who_stops_an_audit_is_not_told_that_something_was_kept() -> None:
+    from hiraishin.terminal import Stopped, nothing_kept
+
+    with pytest.raises(KeyboardInterrupt) as stop, nothing_kept("an audit"):
+        raise KeyboardInterrupt
+    told = str(Stopped(stop.value))
+    assert "an audit keeps nothing before it ends" in told and "starts again" in told
+    assert "is stored" not in told and "goes on" not in told

@@ -53,6 +53,10 @@ def test_the_bits_of_the_fast_kernels_are_counted_not_claimed() -> None:
         assert len(counted) > 20 and bench.wrong() == {}
 
 
+def test_the_localizers_page_quotes_the_score_of_its_predictions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert script("make_localizer.py")["main"](["--check"]) == 0, capsys.readouterr().err
+
+
 def test_the_page_on_cuda_says_what_the_server_check_found() -> None:
     check = json.loads((paths.ROOT / "data" / "compiled" / "server-h200.json").read_text(encoding="utf-8"))
     page = (paths.ROOT / "patches" / "cuda.md").read_text(encoding="utf-8").split("## llama-server")[1]
