@@ -56,7 +56,8 @@ def few_figures(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...] = FEW) -
 def build(out: Path, results: Any, **arguments: Any) -> ReportOutcome:
     """A report without progress lines."""
     arguments.setdefault("run_notebooks", False)
-    return build_report(made_up.profile(), results, out, echo=lambda line: None, **arguments)
+    arguments.setdefault("echo", lambda line: None)
+    return build_report(made_up.profile(), results, out, **arguments)
 
 
 HOSTILE_NOTEBOOK = (

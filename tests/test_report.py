@@ -16,6 +16,7 @@ from hiraishin.claims import Claim
 from hiraishin.errors import UserError
 from hiraishin.report.check import check_site
 from hiraishin.report.facts import Book, Fact, format_number, load_constants, load_published, ratio
+from hiraishin.results import ResultSet
 
 
 @pytest.fixture(autouse=True)
@@ -250,6 +251,28 @@ def test_a_second_report_of_the_same_results_is_the_same_bytes(tmp_path: Path, m
 
 
 # Numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_made_again_only_if_something_that_it_is_made_from_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_figures(monkeypatch, ("float-order",))
+    said: list[str] = []
+    same = "nothing that the report is made from has changed"
+
+    def again(results: ResultSet) -> list[str]:
+        said.clear()
+        outcome = build(tmp_path / "html", results, echo=said.append)
+        assert outcome.ok and check_site(outcome.index.parent) == []
+        return said
+
+    assert same not in again(made_up.run())
+    assert again(made_up.run()) == [same]
+    (tmp_path / "html" / "data.html").unlink()
+    assert same not in again(made_up.run())
+    results = made_up.run()
+    results.results[0].record["text"] = "measured again"
+    assert same not in again(results)
 
 
 def book(*claims: Claim) -> Book:
