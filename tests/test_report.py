@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import figures_synthetic as synthetic
@@ -271,7 +272,8 @@ def test_a_report_is_made_again_only_if_something_that_it_is_made_from_has_chang
     (tmp_path / "html" / "data.html").unlink()
     assert same not in again(made_up.run())
     results = made_up.run()
-    results.results[0].record["text"] = "measured again"
+    first = results.results[0]
+    results.results[0] = replace(first, record={**first.record, "text": "measured again"})
     assert same not in again(results)
 
 

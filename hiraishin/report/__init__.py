@@ -88,9 +88,10 @@ def build_report(
                 "parameters": parameters,
             },
         )
-        if stamp.is_current(out, made_from):
+        noted = stamp.missing_of(out, made_from)
+        if noted is not None:
             echo("nothing that the report is made from has changed")
-            return ReportOutcome(True, [], out / "index.html", [])
+            return ReportOutcome(True, [], out / "index.html", noted)
     stage = folders.start(out)
     try:
         books = site.make_books(results, profile, failures)

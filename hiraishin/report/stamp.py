@@ -44,15 +44,12 @@ def listing(folder: Path) -> str:
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
-def is_current(out: Path, stamp: str) -> bool:
-    """Whether the folder holds a report without failures, made from these inputs, with all its files."""
+def missing_of(out: Path, stamp: str) -> list[str] | None:
+    """What a finished report of these inputs notes as missing; ``None`` if the folder holds no such report, or not all of it."""
     try:
         summary = json.loads((out / "report.json").read_text(encoding="utf-8"))
-        return bool(
-            summary["ok"] is True
-            and not summary["missing"]
-            and summary["inputs"] == stamp
-            and summary["files"] == listing(out)
-        )
+        if summary["ok"] is True and summary["inputs"] == stamp and summary["files"] == listing(out):
+            return [str(text) for text in summary["missing"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        pass
+    return None
