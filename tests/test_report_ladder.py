@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import figures_synthetic as synthetic
@@ -18,7 +19,7 @@ from hiraishin.figures import style
 from hiraishin.report import publish
 from hiraishin.report.facts import Book
 from hiraishin.report.ladder import ladders
-from hiraishin.report.prices import priced
+from hiraishin.report.prices import Priced, priced
 from hiraishin.report.story import Story
 from hiraishin.results import Result, ResultSet
 from hiraishin.timing import summarize
@@ -175,3 +176,14 @@ def test_figures_are_published_from_a_finished_report_only(tmp_path: Path, monke
     (tmp_path / "mine" / "precious.txt").write_text("keep", encoding="utf-8")
     assert publish.main([str(site), "--to", str(tmp_path / "mine")]) == 2
     assert (tmp_path / "mine" / "precious.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("spread", "rounds", "steady"),
+    [(0.16, 11, True), (0.35, 11, True), (0.36, 11, False), (0.88, 11, False), (0.16, 2, False), (0.0, 1, True)],
+)
+def test_a_price_is_quoted_when_its_median_is_known_well_enough_not_when_single_passes_scatter(
+    spread: float, rounds: int, steady: bool
+) -> None:
+    unit = SimpleNamespace(inputs={"rounds": rounds}, record={"base": "stock", "spread": {"stock": {"1": spread}}})
+    assert Priced(unit, {}).steady is steady

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,8 @@ if TYPE_CHECKING:
     from hiraishin.claims import Claim
     from hiraishin.report.facts import Book
 
-UNSTEADY = 0.15
-"""Interquartile range, as a share, of the reference pass beyond which no ratio over it is evidence."""
+UNSTEADY = 0.1
+"""Standard error, as a share, of the reference pass' median beyond which no ratio over it is evidence."""
 
 _SETTING = ("quant", "threads", "context", "model", "settle", "env")
 
@@ -45,9 +46,14 @@ class Priced:
         return float(spread.get("1") or 0.0)
 
     @property
+    def error(self) -> float:
+        """Standard error of that pass' median as a share of it, were times normal: sigma IQR / 1.349, 1.253 sigma / sqrt(n)."""
+        return 1.253 * self.swing / 1.349 / math.sqrt(max(int(self.result.inputs.get("rounds") or 1), 1))
+
+    @property
     def steady(self) -> bool:
         """Whether its ratios are evidence."""
-        return self.swing <= UNSTEADY
+        return self.error <= UNSTEADY
 
 
 POST_QUANT = "Q4_K_M"
