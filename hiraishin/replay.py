@@ -57,18 +57,20 @@ def margin(row: Logits) -> float:
     return float(top[1]) - float(top[0])
 
 
+def differences(a: Logits, b: Logits) -> tuple[float | None, float | None]:
+    """Largest absolute and root mean square difference of two rows; ``None`` where it is not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.subtract(a, b, dtype=np.float64)
+        np.abs(difference, out=difference)
+        largest = float(difference.max())
+        np.square(difference, out=difference)
+        rms = float(np.sqrt(difference.mean()))
+    return (largest if np.isfinite(largest) else None), (rms if np.isfinite(rms) else None)
+
+
 def largest_difference(a: Logits, b: Logits) -> float | None:
     """Largest absolute difference of two rows; ``None`` when it is not finite."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        value = float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64))))
-    return value if np.isfinite(value) else None
-
-
-def rms_difference(a: Logits, b: Logits) -> float | None:
-    """Root mean square of the differences of two rows; ``None`` when it is not finite."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        value = float(np.sqrt(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)))
-    return value if np.isfinite(value) else None
+    return differences(a, b)[0]
 
 
 def _top(row: Logits) -> tuple[list[int], list[float]]:
@@ -176,8 +178,7 @@ def replay_once(session: Session, trace: Trace, width: int) -> tuple[dict[str, l
         for offset in np.flatnonzero(differing_rows(logits, reference)):
             index, row, was = start + int(offset), logits[offset], reference[offset]
             columns["differing"][index] = True
-            columns["max_abs_diff"][index] = largest_difference(row, was)
-            columns["rms_diff"][index] = rms_difference(row, was)
+            columns["max_abs_diff"][index], columns["rms_diff"][index] = differences(row, was)
             columns["replayed_token"][index] = int(np.argmax(row))
             columns["flip"][index] = columns["replayed_token"][index] != trace.argmax[index]
             columns["row_sha256"][index] = row_sha256(row)
@@ -294,8 +295,9 @@ def reorder_floor(
                 if variant is settings:
                     rows.append(row.copy())
                 elif differing_rows(row[None], rows[index][None]).any():
-                    largest.append(largest_difference(row, rows[index]) or 0.0)
-                    spread.append(rms_difference(row, rows[index]) or 0.0)
+                    most, rms = differences(row, rows[index])
+                    largest.append(most or 0.0)
+                    spread.append(rms or 0.0)
     yield {
         "return": {
             "differing": len(largest),

@@ -114,6 +114,8 @@ def test_a_difference_that_is_not_finite_is_null_not_a_number() -> None:
     a = np.array([1, np.inf], np.float32)
     assert replay.largest_difference(a, np.array([1, 2], np.float32)) is None
     assert replay.largest_difference(np.array([1, 2], np.float32), np.array([1, 4], np.float32)) == 2.0
+    assert replay.differences(np.array([1, 2], np.float32), np.array([1, 4], np.float32)) == (2.0, 2.0**0.5)
+    assert replay.differences(a, np.array([1, 2], np.float32)) == (None, None)
 
 
 def test_the_margin_is_top_1_minus_top_2() -> None:
