@@ -76,13 +76,17 @@ def variables(home: Path | None, **changes: str | None) -> dict[str, str]:
 
 _HEEDING = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
 def heeding_ctrl_c(arguments: Sequence[str]) -> list[str]:
-    """The command, started so that it heeds Ctrl-C: a job in a shell's background ignores it, and so do its children."""
+    """The command, started so that it heeds Ctrl-C and the end of a session.
+
+    A job in a shell's background ignores the one, whatever ``nohup`` started the other, and so do their children.
+    """
     return [sys.executable, "-c", _HEEDING, *arguments]
 
 

@@ -14,8 +14,10 @@ import pytest
 SCRIPT = Path(__file__).resolve().parent.parent / "tools" / "server_check.py"
 
 # Answers with the numbers of the prompt's characters. With a draft it says that it drafted, and, when FORK is in its
-# environment, ends the answer to any prompt with an "x" in it otherwise.
-FAKE = f"""#!{sys.executable}
+# environment, ends the answer to any prompt with an "x" in it otherwise. The second line is a command to sh and a string to
+# Python: the name of an interpreter in a first line may hold no space.
+FAKE = f"""#!/bin/sh
+"exec" "{sys.executable}" "$0" "$@"
 import json, os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 drafting = "-md" in sys.argv
