@@ -67,7 +67,7 @@ def test_a_replay_is_narrowed_to_what_is_given_and_left_alone_otherwise() -> Non
     assert not (one.price or one.runs or one.localize)
     for given in ({"widths": "2, 3"}, {"widths": [2.0]}, {"widths": [17]}, {"threads": -1}, {"tokens": True}):
         with pytest.raises(UserError):
-            explore.narrowed("default", **given)  # type: ignore[arg-type]
+            explore.narrowed("default", **given)
 
 
 def test_a_row_of_the_explorer_holds_both_candidates(results: ResultSet) -> None:

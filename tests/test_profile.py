@@ -117,7 +117,7 @@ def test_speculative_runs_can_leave_one_cause_out_like_replays_and_prices_do(tmp
     from typing import cast
 
     from hiraishin.run import _run_tasks
-    from hiraishin.tasks import PARTS, Context
+    from hiraishin.tasks import PARTS, Context, RunTask
 
     file = tmp_path / "grid.toml"
     file.write_text(
@@ -132,6 +132,6 @@ def test_speculative_runs_can_leave_one_cause_out_like_replays_and_prices_do(tmp
         draft=lambda quant: model,
         build=lambda name: SimpleNamespace(fingerprint="f"),
     )
-    arms = [task.arm for task in _run_tasks(cast(Context, context), profile.runs[0])]
+    arms = [cast(RunTask, task).arm for task in _run_tasks(cast(Context, context), profile.runs[0])]
     assert [arm.label for arm in arms] == ["patched", "patched-without-cuda-graphs"]
     assert [arm.parts_off for arm in arms] == [0, PARTS["cuda-graphs"]]
