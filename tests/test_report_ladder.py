@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import figures_synthetic as synthetic
+import pandas as pd
 import pytest
 import report_synthetic as made_up
 from bs4 import BeautifulSoup
@@ -179,11 +180,17 @@ def test_figures_are_published_from_a_finished_report_only(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("spread", "rounds", "steady"),
-    [(0.16, 11, True), (0.35, 11, True), (0.36, 11, False), (0.88, 11, False), (0.16, 2, False), (0.0, 1, True)],
+    ("times", "steady"),
+    [
+        ([10.0] * 11, True),
+        ([7.0, *[9.0, 9.5, 10.0, 10.5, 11.0] * 2, 19.0], True),  # one pass far off, the median well known
+        ([10.0] * 6 + [20.0] * 5, False),
+        ([9.0, 10.0, 11.0], True),  # too few for an interval: all of them count
+        ([9.0, 10.0, 13.0], False),
+    ],
 )
-def test_a_price_is_quoted_when_its_median_is_known_well_enough_not_when_single_passes_scatter(
-    spread: float, rounds: int, steady: bool
-) -> None:
-    unit = SimpleNamespace(inputs={"rounds": rounds}, record={"base": "stock", "spread": {"stock": {"1": spread}}})
+def test_a_price_is_quoted_when_its_median_is_known_well_enough(times: list[float], steady: bool) -> None:
+    table = pd.DataFrame({"build": "stock", "width": 1, "ms": times})
+    other = pd.DataFrame({"build": ["stock", "patched"], "width": [2, 1], "ms": [99.0, 0.1]})
+    unit = SimpleNamespace(table=pd.concat([table, other]), record={"base": "stock"})
     assert Priced(unit, {}).steady is steady

@@ -111,8 +111,7 @@ def _swing(data: Frame) -> float:
 
 def _title(data: Frame) -> str:
     base = select.named(str(_measured(data)["base"].iloc[0]))
-    unsteady = ", which was unsteady" if _swing(data) > UNSTEADY else ""
-    return f"A pass of {_at(data)} tokens: {_words(data, select.ARMS)} the time of {base}'s one-token pass{unsteady}"
+    return f"A pass of {_at(data)} tokens: {_words(data, select.ARMS)} the time of {base}'s one-token pass"
 
 
 @style.styled

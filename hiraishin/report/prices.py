@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from hiraishin.intervals import median_interval
 
 if TYPE_CHECKING:
     from hiraishin.claims import Claim
     from hiraishin.report.facts import Book
 
-UNSTEADY = 0.1
-"""Standard error, as a share, of the reference pass' median beyond which no ratio over it is evidence."""
+UNSTEADY = 0.25
+"""How far, as a share, the 95 % interval of the reference pass' median may reach; beyond, no ratio over it is evidence."""
 
 _SETTING = ("quant", "threads", "context", "model", "settle", "env")
 
@@ -46,14 +48,21 @@ class Priced:
         return float(spread.get("1") or 0.0)
 
     @property
-    def error(self) -> float:
-        """Standard error of that pass' median as a share of it, were times normal: sigma IQR / 1.349, 1.253 sigma / sqrt(n)."""
-        return 1.253 * self.swing / 1.349 / math.sqrt(max(int(self.result.inputs.get("rounds") or 1), 1))
+    def doubt(self) -> float:
+        """How far the 95 % interval of that pass' median (:func:`~hiraishin.intervals.median_interval`) reaches, as a share.
+
+        With fewer than six rounds there is no such interval: then all of its times count.
+        """
+        table, base = self.result.table, self.result.record.get("base") or "stock"
+        times = [float(ms) for ms in table["ms"][(table["build"] == base) & (table["width"] == 1)]]
+        low, high = median_interval(times) or (min(times), max(times))
+        middle = statistics.median(times)
+        return max(high / middle - 1, 1 - low / middle)
 
     @property
     def steady(self) -> bool:
         """Whether its ratios are evidence."""
-        return self.error <= UNSTEADY
+        return self.doubt <= UNSTEADY
 
 
 POST_QUANT = "Q4_K_M"
