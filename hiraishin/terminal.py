@@ -127,7 +127,7 @@ def run_app(app: Callable[[], object]) -> None:
     except OSError as error:
         _trace()
         where = f": {error.filename}" if error.filename else ""
-        _fail(f"{error.strerror or error}{where}. What was measured is stored. (--debug shows where it happened.)", 2)
+        _fail(f"{error.strerror or error}{where}. What was stored is kept. (--debug shows where it happened.)", 2)
     except Exception:
         traceback.print_exc()
-        _fail("this is a bug of hiraishin, and no verdict. What was measured is stored.", BUG)
+        _fail("this is a bug of hiraishin, and no verdict. What was stored is kept.", BUG)
