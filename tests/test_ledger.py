@@ -94,7 +94,8 @@ def test_a_dear_second_token_differs_and_a_cheap_one_reproduces() -> None:
             "base": "stock",
             "median_ms": {"stock": {"1": 8.0, "2": 8.0 * ratio}},
         }
-        return [synthetic.result("price", {"context": 200, "rounds": 3}, record)]
+        table = {"build": ["stock"] * 6, "width": [1] * 3 + [2] * 3, "ms": [8.0] * 3 + [8.0 * ratio] * 3}
+        return [synthetic.result("price", {"context": 200, "rounds": 3}, record, table)]
 
     assert verdicts(price(1.6))[4] == DIFFERS
     assert verdicts(price(1.02))[4] == REPRODUCED
