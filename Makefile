@@ -1,8 +1,10 @@
 # Thin calls into the command line; each target does all the set-up it needs.
 # HIRAISHIN_HOME: where sources, builds, models and results go (default: .hiraishin here). PYTHON, VENV: see README.
+# JOBS: test files at a time. PYTEST: more of pytest's options.
 
 PROFILE ?= default
 PYTEST ?=
+JOBS ?= 3
 
 export PYTHONPATH := $(CURDIR)
 export PYTHONUTF8 := 1
@@ -43,7 +45,7 @@ figures:
 
 test:
 	@$(with_python) "$$python" -m hiraishin.native all && "$$python" -m hiraishin model && \
-		"$$python" -m pytest -m "not hard" $(PYTEST)
+		"$$python" -m pytest -m "not hard and not witness" -n $(JOBS) --dist loadfile $(PYTEST)
 
 test-fast:
 	@$(with_python) "$$python" -m pytest -m "not slow and not real_model and not hard" $(PYTEST)

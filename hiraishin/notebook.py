@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hiraishin.builds import Build
     from hiraishin.results import ResultSet
 
+# What pandas cuts off is what tells two rows apart.
+pd.set_option("display.max_colwidth", None, "display.max_rows", 400)
+
 
 def builds_table(builds: Iterable[Build]) -> pd.DataFrame:
     """One row a build: its name, what it was made from and with, and its fingerprint."""
@@ -81,14 +84,10 @@ def libraries_table(builds: Iterable[Build]) -> pd.DataFrame:
 
 
 def claims_table(results: ResultSet, *ids: str) -> pd.DataFrame:
-    """Claims whose id starts with one of ``ids`` (all without any): id, build, parameters, value, unit.
-
-    Rows and columns are shown in full from here on: what pandas cuts off is what tells two rows apart.
-    """
+    """Claims whose id starts with one of ``ids`` (all without any): id, build, parameters, value, unit."""
     from hiraishin.claims import claims
     from hiraishin.report.article import params_words
 
-    pd.set_option("display.max_colwidth", None, "display.max_rows", 400)
     rows = [
         {
             "claim": c.id,

@@ -15,6 +15,9 @@ from hiraishin.results import Store
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+# Test files run side by side, and threads that spin at a barrier would keep the others from running. No bit depends on it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

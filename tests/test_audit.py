@@ -305,6 +305,7 @@ def test_stock_is_not_exact_and_each_cause_is_proved_by_its_control() -> None:
 
 
 @pytest.mark.real_model
+@pytest.mark.hard
 def test_the_split_over_threads_is_proved_by_one_thread_and_by_a_quantized_cache() -> None:
     options = replace(QUICK, quant="Q8_0", widths=(2,), tokens=12, threads=2, prompt="long-minutes", prompt_tokens=250)
     options = replace(options, prompt_set="evaluation")
@@ -317,6 +318,7 @@ def test_the_split_over_threads_is_proved_by_one_thread_and_by_a_quantized_cache
 
 
 @pytest.mark.real_model
+@pytest.mark.hard
 def test_without_flash_attention_the_control_is_to_turn_it_on() -> None:
     found = quiet_audit(replace(QUICK, quant="Q8_0", widths=(2,), tokens=8, flash_attn=False, explain=True))
     assert (found.exit_code, found.nature) == (1, "rounding")
@@ -324,12 +326,17 @@ def test_without_flash_attention_the_control_is_to_turn_it_on() -> None:
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("quant", ["F16", "Q8_0", "Q6_K", "IQ4_NL"])
+@pytest.mark.parametrize(
+    "quant", ["Q6_K", *(pytest.param(q, marks=pytest.mark.hard) for q in ("F16", "Q8_0", "IQ4_NL"))]
+)
 def test_predictions_hold_and_no_rounding_is_called_a_bug(quant: str) -> None:
     found = quiet_audit(replace(QUICK, quant=quant))
     assert found.nature == ("none" if quant == "Q8_0" else "rounding")
     assert found.prediction["score"]["classes_right"], (found.prediction["classes"], found.classes)
     assert found.prediction["score"]["first_width_right"]
+
+
+QUICK_FAULTS = (("stock", "position"), ("patched", "state"))
 
 
 class PlantedWorker(Worker):
@@ -347,8 +354,15 @@ class PlantedWorker(Worker):
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("fault", LOGIC_FAULTS)
-@pytest.mark.parametrize("build", ["stock", "patched"])
+@pytest.mark.parametrize(
+    ("build", "fault"),
+    [
+        # One behind stock's rounding, one where there is no rounding; make test-hard has all of them.
+        pytest.param(build, fault, marks=[] if (build, fault) in QUICK_FAULTS else pytest.mark.hard)
+        for build in ("stock", "patched")
+        for fault in LOGIC_FAULTS
+    ],
+)
 def test_a_planted_logic_fault_is_called_one(fault: str, build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On stock it comes after passes that differ by rounding, except where it can only be at the start.
     after = 4 if build == "stock" and fault != "state" else 0

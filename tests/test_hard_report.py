@@ -80,6 +80,7 @@ def _execute(notebook: Path, home: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 def test_the_notebooks_of_two_reports_at_once_run_once(tmp_path: Path) -> None:
     # A relative home, and a file of the working directory that must not be taken for a module.
     (tmp_path / "work").mkdir()

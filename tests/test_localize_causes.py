@@ -56,7 +56,8 @@ def kinds(record: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(o["op"], o["weight_type"], o["switch"]) for o in record["origins"]]
 
 
-@pytest.mark.parametrize("place", ["short", pytest.param("across 512", marks=pytest.mark.hard)])
+@pytest.mark.hard
+@pytest.mark.parametrize("place", ["short", "across 512"])
 def test_patch_by_patch_the_origins_shrink_as_the_series_says(patched: Worker, place: str) -> None:
     seen = [watched(patched, place, SERIES[:count]) for count in range(len(SERIES) + 1)]
     assert [set(kinds(record)) for record in seen] == list(REMAINING[place])
@@ -69,10 +70,10 @@ def test_patch_by_patch_the_origins_shrink_as_the_series_says(patched: Worker, p
 @pytest.mark.parametrize(
     ("left_out", "place", "remaining"),
     [
-        ("guard", "across 512", ATTENTION),
+        pytest.param("guard", "across 512", ATTENTION, marks=pytest.mark.hard),
         ("cpu-mul-mat", "short", PRODUCTS),
         ("cpu-attention", "short", set()),
-        ("cpu-attention", "past 256", ATTENTION),
+        pytest.param("cpu-attention", "past 256", ATTENTION, marks=pytest.mark.hard),
         ("cpu-fast", "short", set()),
     ],
 )
@@ -80,6 +81,7 @@ def test_without_one_part_only_its_cause_is_left(patched: Worker, left_out: str,
     assert set(kinds(watched(patched, place, tuple(p for p in SERIES if p != left_out)))) == remaining
 
 
+@pytest.mark.hard
 def test_with_every_part_left_out_the_origins_are_those_of_stock(patched: Worker) -> None:
     with Worker(find_build("stock"), QUIET) as stock:
         found = localized(stock, "Q4_K_M", 8, threads=2, start=0, prompt_id="lru-cache")

@@ -222,7 +222,9 @@ def slow_fake(llama: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0.3, 0.8, 1.3, 1.8, 2.3, 3.0, 4.0])
+@pytest.mark.parametrize(
+    "after", [0.8, 2.3, *(pytest.param(s, marks=pytest.mark.hard) for s in (0.3, 1.3, 1.8, 3.0, 4.0))]
+)
 def test_kill_9_at_any_moment_and_the_next_call_ends_right(llama: Path, repository: Path, after: float) -> None:
     slow_fake(llama)
     command = ["sh", str(repository / "build.sh"), "--source", str(llama)]

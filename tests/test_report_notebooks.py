@@ -154,6 +154,7 @@ def test_the_runner_itself_being_killed_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 def test_only_what_changed_runs_again(tmp_path: Path) -> None:
     one, two = (write_notebook(tmp_path / f"0{n}.ipynb", f"print({n})") for n in (1, 2))
     assert [e.reused for e in run(one, two)] == [False, False]
@@ -164,6 +165,7 @@ def test_only_what_changed_runs_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 def test_an_executed_copy_that_was_changed_afterwards_is_not_believed(tmp_path: Path) -> None:
     notebook = write_notebook(tmp_path / "01.ipynb", "print('real')")
     (executed,) = run(notebook)
@@ -181,13 +183,14 @@ def test_another_kernel_name_in_the_notebook_does_not_matter(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.hard
 def test_notebooks_side_by_side_never_fight_over_ports(tmp_path: Path) -> None:
     notebooks = [write_notebook(tmp_path / f"{n:02}.ipynb", "print('fine')") for n in range(6)]
     assert [e.what for e in run(*notebooks)] == [""] * 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a{b}c", "with space", "ünï"])
+@pytest.mark.parametrize("name", ["a{b}c", *(pytest.param(n, marks=pytest.mark.hard) for n in ("with space", "ünï"))])
 def test_a_folder_with_an_odd_name_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setenv("HIRAISHIN_HOME", str(tmp_path / name / "home"))
