@@ -327,3 +327,17 @@ def test_a_data_frame_becomes_a_table_with_real_headers(tmp_path: Path) -> None:
 def test_progress_bars_leave_no_trace(tmp_path: Path) -> None:
     bar: dict[str, object] = {"output_type": "stream", "name": "stderr", "text": "\r 10%|#   | 1/10\r100%|####| 10/10"}
     assert page_of(tmp_path, bar) == ""
+
+
+def test_a_published_notebook_does_not_tell_where_it_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hiraishin import paths
+    from hiraishin.report.pages import without_places
+
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HIRAISHIN_HOME", '/data/a "place"')
+    said = f'in {paths.ROOT}/patches, {paths.ROOT}; /data/a "place"/builds; /home/somebody/x; /mnt/home/somebody; {paths.ROOT}2/y'
+    shown = f"in patches, .; $HIRAISHIN_HOME/builds; ~/x; /mnt/home/somebody; {paths.ROOT}2/y"
+    assert without_places(said) == shown
+    assert json.loads(without_places(json.dumps(said))) == shown
+    monkeypatch.delenv("HIRAISHIN_HOME")
+    assert without_places(f"[{paths.ROOT}/.hiraishin/builds]") == "[.hiraishin/builds]"

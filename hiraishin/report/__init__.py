@@ -254,7 +254,8 @@ def _notebook_pages(
             try:
                 page = pages.read_notebook(nb.path, nb.title, nb.name)
                 if nb.path.stat().st_size <= LARGEST_NOTEBOOK:
-                    shutil.copyfile(nb.path, folder / f"{nb.name}.ipynb")
+                    text = pages.without_places(nb.path.read_text(encoding="utf-8"))
+                    (folder / f"{nb.name}.ipynb").write_text(text, encoding="utf-8")
                     download = True
             except Exception as error:  # a page that cannot be made must not take the site with it
                 failures.append(f"notebook {nb.name}: its page cannot be made: {type(error).__name__}: {error}")

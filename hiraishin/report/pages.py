@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from nbconvert.filters.ansi import ansi2html
 from nbconvert.filters.highlight import Highlight2HTML
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
+from hiraishin import paths
 from hiraishin.report.text import visible
 
 _TAGS = frozenset(
@@ -74,7 +77,7 @@ def read_notebook(path: Path, title: str, image_prefix: str) -> NotebookPage:
         title: the page's title, used where an image brings no alt text.
         image_prefix: start of the names of image files (the notebook's stem).
     """
-    document = nbformat.read(str(path), as_version=4)  # type: ignore[no-untyped-call]
+    document = nbformat.reads(without_places(path.read_text(encoding="utf-8")), as_version=4)  # type: ignore[no-untyped-call]
     files: dict[str, bytes] = {}
     cells: list[Cell] = []
     for index, cell in enumerate(document.cells):
@@ -92,6 +95,24 @@ def read_notebook(path: Path, title: str, image_prefix: str) -> NotebookPage:
             injected = "injected-parameters" in cell.metadata.get("tags", [])
             cells.append(Cell("code", _highlight(cell.source), outputs, failed, injected, cell.get("execution_count")))
     return NotebookPage(title, cells, files)
+
+
+def without_places(text: str) -> str:
+    """The text of a notebook file without the folders of the machine it ran on, for a site that others see.
+
+    The project's folder is left out, and those outside it are shown by what leads there.
+    """
+    places = {f"{paths.ROOT}/": "", str(paths.ROOT): ".", str(paths.home()): "$HIRAISHIN_HOME"}
+    if paths.home().is_relative_to(paths.ROOT):
+        del places[str(paths.home())]
+    user = os.path.expanduser("~")
+    if len(user) > 1 and user != "~":
+        places[user] = "~"
+    for place in sorted(places, key=len, reverse=True):
+        after = "" if place.endswith("/") else r"(?![\w.-])"
+        for written in {place, json.dumps(place)[1:-1]}:
+            text = re.sub(r"(?<![\w.~-])" + re.escape(written) + after, lambda _, p=place: places[p], text)  # type: ignore[misc]
+    return text
 
 
 def preformatted(text: str, kind: str = "text", label: str = "Output") -> Markup:
