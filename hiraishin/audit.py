@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hiraishin.audit_steps import (
-    UNFUSED,
     Echo,
     Job,
     measure_floor,
@@ -26,6 +25,7 @@ from hiraishin.gguf_header import read_header
 from hiraishin.judge import judge_nature, spell_classes
 from hiraishin.models import ModelFile, check_file, embedded, sha256_file
 from hiraishin.prompts import Prompt, load_prompts, select
+from hiraishin.tasks import UNFUSED
 from hiraishin.worker import Worker
 
 EXACT, DIFFERS, UNKNOWN = 0, 1, 2

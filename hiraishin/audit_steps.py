@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 Echo = Callable[[str], None]
 
-UNFUSED = {"GGML_CUDA_DISABLE_FUSION": "1"}
-"""The environment of the child that watches operations on a GPU."""
-
 
 def patient() -> dict[str, str]:
     """The environment of every child of an audit: threads that wait give way, unless the caller chose otherwise.

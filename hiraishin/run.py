@@ -21,6 +21,7 @@ from hiraishin.prompts import Prompt, load_prompts, select
 from hiraishin.results import Result, ResultSet, Store, Unit
 from hiraishin.tasks import (
     ARMS,
+    UNFUSED,
     Arm,
     BandwidthTask,
     Context,
@@ -132,7 +133,10 @@ def _localize_tasks(context: Context, matrix: LocalizeMatrix) -> Iterator[Task]:
         arm, model, settings = ARMS[arm_name], context.model(quant), _settings(profile)
         base = _base(context, arm, model, settings, "localize") | _prompt_inputs(prompt)
         base |= {"width": width, "tokens": matrix.tokens}
-        yield LocalizeTask(arm, model, prompt, settings, matrix, width, base)
+        env = UNFUSED if profile.backend == "cuda" and settings["gpu_layers"] else {}
+        if env:
+            base |= {"env": spell_env(env)}
+        yield LocalizeTask(arm, model, prompt, settings, matrix, width, base, env)
 
 
 def plan(context: Context, kinds: Iterable[str] = KINDS) -> list[Task]:

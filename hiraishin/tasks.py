@@ -73,6 +73,11 @@ def arm_without(parts: str) -> Arm:
     return Arm(f"patched-without-{parts}", "patched", 16, mask)
 
 
+UNFUSED = {"GGML_CUDA_DISABLE_FUSION": "1"}
+"""The environment of a child that watches operations on a GPU: fused ones write no output of their own to watch, and a pass
+that is watched is not fused, so that its rows would not be those of the pass that is not."""
+
+
 def spell_env(env: Mapping[str, str] | None) -> str | None:
     """An environment as one string for keys and captions: ``"A=1 B=2"``; ``None`` when there is none."""
     return " ".join(f"{k}={v}" for k, v in sorted(env.items())) if env else None
@@ -390,6 +395,7 @@ class LocalizeTask(Task):
     matrix: LocalizeMatrix
     width: int
     base: dict[str, Any]
+    env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weight = 3.0
@@ -400,7 +406,7 @@ class LocalizeTask(Task):
 
     def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
         tokens = context.tokenize(self.model, [self.prompt])[0]
-        events = context.worker(self.arm.build).call(
+        events = context.worker(self.arm.build, self.env).call(
             "hiraishin.localize:measure",
             model_path=str(self.model.path),
             settings=self.settings,

@@ -15,6 +15,9 @@ from hiraishin.audit_show import to_markdown
 from hiraishin.builds import Build
 from hiraishin.errors import UserError
 from hiraishin.models import ModelFile
+from hiraishin.profile import Profile
+from hiraishin.run import plan
+from hiraishin.tasks import UNFUSED, LocalizeTask
 from hiraishin.worker import Event
 
 TOKENS = 8
@@ -174,3 +177,21 @@ def test_who_stops_an_audit_is_not_told_that_something_was_kept() -> None:
     told = str(Stopped(stop.value))
     assert "an audit keeps nothing before it ends" in told and "starts again" in told
     assert "is stored" not in told and "goes on" not in told
+
+
+@pytest.mark.parametrize(("backend", "layers", "env"), [("cuda", 99, UNFUSED), ("cuda", 0, {}), ("cpu", 99, {})])
+def test_a_profile_watches_a_gpu_without_fusion_and_the_results_key_says_so(
+    tmp_path: Path, backend: str, layers: int, env: dict[str, str]
+) -> None:
+    profile = Profile.model_validate(
+        {"title": "t", "backend": backend, "settings": {"gpu_layers": layers}, "localize": [{"widths": [2]}]}
+    )
+    context: Any = SimpleNamespace(
+        profile=profile,
+        model=lambda quant: ModelFile(tmp_path / "m.gguf", "m", quant, "0" * 64),
+        build=lambda name: SimpleNamespace(fingerprint="1" * 64),
+    )
+    tasks = plan(context, ["localize"])
+    assert [task.env for task in tasks if isinstance(task, LocalizeTask)] == [env, env]
+    spelled = {"env": "GGML_CUDA_DISABLE_FUSION=1"} if env else {}
+    assert all({k: v for k, v in unit.inputs.items() if k == "env"} == spelled for t in tasks for unit in t.units())
