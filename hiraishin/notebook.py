@@ -120,6 +120,26 @@ def watching_table(results: ResultSet) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def hunt_table(results: ResultSet) -> pd.DataFrame:
+    """One row a step of the hunt: the causes treated so far, what starts a difference then, and how many operations do."""
+    from hiraishin.report.hunt import hunted
+
+    rows = []
+    for step in hunted(results):
+        origins = step.result.record["origins"]
+        kinds = dict.fromkeys(f"{o['op']} {o['weight_type']} ({o['switch']})" for o in origins)
+        rows.append(
+            {
+                "treated": ", ".join(step.treated) or "none",
+                "operations that start a difference": len(origins),
+                "the first": origins[0]["tensor"] if origins else "",
+                "of which kinds": "; ".join(kinds),
+                "logit rows that differ": step.result.record["differing_rows"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def origins_table(results: ResultSet) -> pd.DataFrame:
     """One row a kind of origin: build, quant, width, operation, weight type, switch, how many, the first, the largest share."""
     rows = [

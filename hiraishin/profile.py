@@ -166,8 +166,11 @@ class LocalizeMatrix(_Strict):
     widths: list[Annotated[int, Field(ge=2, le=MAX_WIDTH)]] = Field(default_factory=lambda: [2, 4, 8, 16])
     quants: list[str] | None = None
     arms: list[Arm] = Field(default_factory=_both_arms)
+    variants: list[str] = Field(default_factory=list)
+    """Further patched arms, each with causes left untreated: the hunt, one cause after the other."""
     tokens: Annotated[int, Field(ge=2)] = 32
-    contexts: list[Annotated[int, Field(ge=1)]] | None = None
+    prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Only so many of the prompt's first tokens."""
 
 
 class Profile(_Strict):

@@ -129,10 +129,13 @@ def _run_tasks(context: Context, matrix: RunMatrix) -> Iterator[Task]:
 def _localize_tasks(context: Context, matrix: LocalizeMatrix) -> Iterator[Task]:
     profile = context.profile
     prompt = select(load_prompts(matrix.prompt_set), [matrix.prompt])[0]
-    for quant, arm_name, width in itertools.product(matrix.quants or [profile.model.quant], matrix.arms, matrix.widths):
-        arm, model, settings = ARMS[arm_name], context.model(quant), _settings(profile)
+    arms = [*(ARMS[name] for name in matrix.arms), *(arm_without(parts) for parts in matrix.variants)]
+    for quant, arm, width in itertools.product(matrix.quants or [profile.model.quant], arms, matrix.widths):
+        model, settings = context.model(quant), _settings(profile)
         base = _base(context, arm, model, settings, "localize") | _prompt_inputs(prompt)
         base |= {"width": width, "tokens": matrix.tokens}
+        if matrix.prompt_tokens is not None:
+            base |= {"prompt_tokens": matrix.prompt_tokens}
         env = UNFUSED if profile.backend == "cuda" and settings["gpu_layers"] else {}
         if env:
             base |= {"env": spell_env(env)}
@@ -165,8 +168,10 @@ def _check_builds(context: Context, kinds: Iterable[str]) -> None:
     matrices: list[tuple[str, list[Any]]] = [
         ("replay", [*profile.replay]), ("price", [*profile.price]), ("runs", [*profile.runs]), ("localize", [*profile.localize])
     ]  # fmt: skip
-    arms = {arm for kind, some in matrices if kind in kinds for matrix in some for arm in matrix.arms}
-    for name in sorted({ARMS[arm].build for arm in arms}, reverse=True):
+    asked = [matrix for kind, some in matrices if kind in kinds for matrix in some]
+    builds = {ARMS[arm].build for matrix in asked for arm in matrix.arms}
+    builds |= {arm_without(parts).build for matrix in asked for parts in matrix.variants}
+    for name in sorted(builds, reverse=True):
         context.build(name)
 
 
@@ -174,7 +179,7 @@ def _preflight(context: Context, tasks: list[Task]) -> None:
     groups: dict[tuple[str, int, int | None, bool], tuple[ModelFile, dict[str, Prompt]]] = {}
     for task in tasks:
         if isinstance(task, (ReplayTask, RunTask, LocalizeTask)):
-            limit = task.matrix.prompt_tokens if isinstance(task, ReplayTask) else None
+            limit = None if isinstance(task, RunTask) else task.matrix.prompt_tokens
             key = (task.model.sha256, task.matrix.tokens, limit, isinstance(task, RunTask))
             groups.setdefault(key, (task.model, {}))[1][task.prompt.id] = task.prompt
     for (_, extra, limit, stops), (model, prompts) in groups.items():

@@ -172,6 +172,17 @@ class Context:
                 self._tokens[(model.sha256, prompt.sha256)] = tokens
         return [self._tokens[(model.sha256, p.sha256)] for p in prompts]
 
+    def prompt_tokens(self, model: ModelFile, prompt: Prompt, limit: int | None) -> list[int]:
+        """The prompt's tokens, or its first ``limit``.
+
+        Raises:
+            UserError: it has fewer.
+        """
+        tokens = self.tokenize(model, [prompt])[0]
+        if limit is not None and len(tokens) < limit:
+            raise UserError(f"the prompt {prompt.id} has {len(tokens)} tokens, {limit} were asked for")
+        return tokens[:limit]
+
     def check_fits(
         self, model: ModelFile, prompts: list[Prompt], extra: int, limit: int | None, *, stops_at_end: bool = False
     ) -> None:
@@ -229,13 +240,7 @@ class ReplayTask(Task):
         return [Unit("trace", self.base), *(Unit("replay", {**self.base, "width": w}) for w in self.matrix.widths)]
 
     def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        tokens = context.tokenize(self.model, [self.prompt])[0]
-        if self.matrix.prompt_tokens is not None:
-            if len(tokens) < self.matrix.prompt_tokens:
-                raise UserError(
-                    f"the prompt {self.prompt.id} has {len(tokens)} tokens, {self.matrix.prompt_tokens} were asked for"
-                )
-            tokens = tokens[: self.matrix.prompt_tokens]
+        tokens = context.prompt_tokens(self.model, self.prompt, self.matrix.prompt_tokens)
         events = context.worker(self.arm.build, self.matrix.env).call(
             "hiraishin.replay:measure",
             model_path=str(self.model.path),
@@ -405,7 +410,7 @@ class LocalizeTask(Task):
         return [Unit("localize", self.base)]
 
     def execute(self, context: Context, missing: list[Unit]) -> Iterator[Measured]:
-        tokens = context.tokenize(self.model, [self.prompt])[0]
+        tokens = context.prompt_tokens(self.model, self.prompt, self.matrix.prompt_tokens)
         events = context.worker(self.arm.build, self.env).call(
             "hiraishin.localize:measure",
             model_path=str(self.model.path),

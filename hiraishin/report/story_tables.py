@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from hiraishin.report.hunt import hunted
 from hiraishin.report.ladder import Ladder, ladders
 from hiraishin.report.story_replay import ReplayStory
-from hiraishin.report.words import arm_of, ranges, settings_words, sum_of
+from hiraishin.report.words import arm_of, ranges, result_number, settings_words, sum_of
 
 SUMMARY = (
     ("replay.first_differing_width", ("stock", "patched"), "min"),
@@ -64,6 +65,32 @@ class TableStory(ReplayStory):
         """The first operation that differs at the smallest localized width, for the headline's weight type."""
         rows = [o for o in self.origins if o["quant"] == self.quant] or self.origins
         return min(rows, key=lambda o: int(o["width"] or 0)) if rows else None
+
+    @cached_property
+    def hunt(self) -> list[dict[str, Any]]:
+        """One pass watched with one cause treated after the other: what is treated, how many operations start a difference,
+        and the first of them; empty unless the steps lead from something untreated to the next. Of several such passes the
+        first is told."""
+        steps = hunted(self.book.results) if self.book.results else []
+        rows = []
+        for step in steps:
+            made = step.result
+            origins = made.record.get("origins") or []
+            origin = origins[0] if origins and isinstance(origins[0], Mapping) else {}
+            wanted: dict[str, Any] = {k: made.inputs.get(k) for k in ("width", "prompt", "quant", "threads")}
+            rows.append(
+                {
+                    "treated": ", ".join(step.treated) or "none",
+                    "origins": self.book.fact("localize.origins", str(made.inputs["build"]), "max", **wanted),
+                    "operation": origin.get("op", ""),
+                    "tensor": origin.get("tensor", ""),
+                    "switch": origin.get("switch") or "",
+                    "width": made.inputs["width"],
+                    "prompt": made.inputs["prompt"],
+                    "kv": result_number(made, "kv_position", "localize.origins"),
+                }
+            )
+        return rows if len(rows) > 1 else []
 
     @cached_property
     def patched_widths(self) -> str:

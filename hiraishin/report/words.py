@@ -98,12 +98,12 @@ def fork_cell(runs: Sequence[Any]) -> Markup | str:
     return Markup(" / ").join(shown.values())
 
 
-def result_number(result: Any, name: str) -> Markup:
-    """A number of one result's record, as an element that names the result."""
+def result_number(result: Any, name: str, claim: str = "") -> Markup:
+    """A number of one result's record, as an element that names the result and a claim (``speculative.NAME`` by default)."""
     value = result.record.get(name)
     text = (
         "" if value is None else (f"{value:.3g}" if isinstance(value, float) else f"{value:,}".replace(",", "\u202f"))
     )
-    return Markup('<data class="claim" value="{}" data-claim="speculative.{}" data-result="{}">{}</data>').format(
-        value, name, result.key, text
+    return Markup('<data class="claim" value="{}" data-claim="{}" data-result="{}">{}</data>').format(
+        value, claim or f"speculative.{name}", result.key, text
     )
