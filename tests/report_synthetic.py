@@ -140,6 +140,19 @@ def run(parts: Iterable[Result] | None = None, **machine: Any) -> ResultSet:
     return ResultSet(profile(), {"cpu": "A Test Processor", "cores": 2, "gpu": None} | machine, results, name="made-up")
 
 
+def hunt() -> list[Result]:
+    """One pass watched with its causes treated one after the other."""
+    attention = {"op": "FLASH_ATTN_EXT", "tensor": "attn-0", "weight_type": "f32", "switch": "split KV"}
+    product = {"op": "MUL_MAT", "tensor": "ffn_out-3", "weight_type": "q4_K", "switch": "repack"}
+    out = []
+    for left_out, origins in (("a+b+c", [attention]), ("b+c", [product, product]), ("c", [])):
+        inputs = {"build": f"patched-without-{left_out}", "prompt": "p", "width": 8, "switch": 16}
+        record = {"width": 8, "kv_position": 1300, "origins": origins, "differing_rows": len(origins)}
+        watched = {"operations": 9, "differing_operations": 1, "watching_changed_rows": 0}
+        out.append(synthetic.result("localize", inputs, record | watched))
+    return out
+
+
 def everything(*, exact_stock: bool = False) -> list[Result]:
     """All kinds of results."""
     return [
@@ -148,6 +161,7 @@ def everything(*, exact_stock: bool = False) -> list[Result]:
         *traces(),
         *prices(),
         *synthetic.bandwidths(),
+        *hunt(),
         *matrix24(forks=not exact_stock),
         *(_without_fork(r) if exact_stock else r for r in synthetic.speculative_runs()),
     ]

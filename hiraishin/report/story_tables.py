@@ -85,7 +85,7 @@ class TableStory(ReplayStory):
                     "operation": origin.get("op", ""),
                     "tensor": origin.get("tensor", ""),
                     "switch": origin.get("switch") or "",
-                    "width": made.inputs["width"],
+                    "width": result_number(made, "width", "localize.origins"),
                     "prompt": made.inputs["prompt"],
                     "kv": result_number(made, "kv_position", "localize.origins"),
                 }
