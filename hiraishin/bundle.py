@@ -1,14 +1,15 @@
 """Receipts on disk: the results of a profile in a few files, small enough for git, each with its checksum.
 
 A receipt folder holds ``receipt.json`` (profile, machine, date, commit, provenances, sha256 of every other file),
-``units.jsonl`` (one unit a line: kind, inputs, record, which provenance) and ``<kind>.parquet`` (the rows of all
-units of a kind, ``_unit`` giving the line). Compared with a store, a receipt leaves out what no figure or claim
-needs: the rows of replays that are equal everywhere, the candidates of rows that differ, and all but 16 digits of
-row hashes. Plain data only.
+``units.jsonl`` (one unit a line: kind, inputs, record, which provenance; ``units.jsonl.gz`` when large) and
+``<kind>.parquet`` (the rows of all units of a kind, ``_unit`` giving the line). Compared with a store, a receipt leaves
+out what no figure or claim needs: the rows of replays that are equal everywhere, the candidates of rows that differ,
+and all but 16 digits of row hashes. Plain data only.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 _DROPPED = ("reference_top_ids", "reference_top_logits", "top_ids", "top_logits")
+_UNITS, _UNITS_GZ = "units.jsonl", "units.jsonl.gz"
+_LARGE = 1 << 20
+"""Bytes of units beyond which they are compressed."""
+_LARGEST = 1 << 28
+"""Bytes of units beyond which a receipt is none: a small file can claim to hold any number of them."""
 _KIND = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -76,7 +83,8 @@ def write_bundle(results: ResultSet, folder: Path, *, note: str = "") -> Path:
         table = _lean(result)
         if table is not None:
             tables.setdefault(result.kind, []).append(table.assign(_unit=number))
-    files = {"units.jsonl": ("\n".join(lines) + "\n").encode()}
+    units = ("\n".join(lines) + "\n").encode()
+    files = {_UNITS_GZ: gzip.compress(units, mtime=0)} if len(units) > _LARGE else {_UNITS: units}
     for kind, frames in tables.items():
         buffer = io.BytesIO()
         pd.concat(frames, ignore_index=True).to_parquet(buffer, index=False, compression="zstd")
@@ -117,6 +125,17 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
 
 
+def _unpacked(blobs: Mapping[str, bytes]) -> bytes:
+    """The lines of units, whichever way they were written."""
+    if _UNITS in blobs:
+        return blobs[_UNITS]
+    with gzip.GzipFile(fileobj=io.BytesIO(blobs[_UNITS_GZ])) as file:
+        units = file.read(_LARGEST + 1)
+    if len(units) > _LARGEST:
+        raise ValueError(f"{_UNITS_GZ} unpacks to more than {_LARGEST >> 20} MB")
+    return units
+
+
 def read_bundle(folder: Path) -> ResultSet:
     """A receipt folder as a result set, every file checked against its checksum.
 
@@ -139,7 +158,7 @@ def read_bundle(folder: Path) -> ResultSet:
     try:
         blobs = {}
         for name, digest in head["sha256"].items():
-            if name != "units.jsonl" and not (name.endswith(".parquet") and _KIND.fullmatch(name[:-8])):
+            if name not in (_UNITS, _UNITS_GZ) and not (name.endswith(".parquet") and _KIND.fullmatch(name[:-8])):
                 raise damaged(f"it names a file {name!r}")
             blobs[name] = (folder / name).read_bytes()
             if hashlib.sha256(blobs[name]).hexdigest() != digest:
@@ -151,11 +170,21 @@ def read_bundle(folder: Path) -> ResultSet:
                 for number, rows in frame.groupby("_unit", sort=False):
                     groups[int(number)] = rows.drop(columns="_unit").reset_index(drop=True)  # type: ignore[arg-type]
         results = []
-        for number, line in enumerate(blobs["units.jsonl"].decode().splitlines()):
+        for number, line in enumerate(_unpacked(blobs).decode().splitlines()):
             item: Mapping[str, Any] = json.loads(line, parse_constant=_refuse)
             unit = Unit(item["kind"], item["inputs"])
             about = head["provenances"][item["provenance"]]
             results.append(Result(unit, item["record"], groups.get(number), about, unit.key))
         return ResultSet(None, head["machine"], results, name=str(head["profile"]))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+        EOFError,
+        zlib.error,
+    ) as error:
         raise damaged(f"{type(error).__name__}: {' '.join(str(error).split())}") from error

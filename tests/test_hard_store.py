@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from hard_runs import apart, can_mount, variables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hiraishin import bundle
 from hiraishin.bundle import write_bundle
 from hiraishin.errors import UserError
 from hiraishin.receipts import import_receipt
@@ -126,6 +128,35 @@ def test_a_number_that_is_none_in_a_receipt_is_refused(receipt: Path, number: st
     _sign(receipt, "units.jsonl", blob)
     with pytest.raises(UserError, match="no JSON number"):
         load_receipt(receipt)
+
+
+@pytest.fixture
+def packed(receipt: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The receipt once more, as one whose units are many."""
+    monkeypatch.setattr(bundle, "_LARGE", 0)
+    return write_bundle(load_receipt(receipt), receipt.parent / "packed")
+
+
+def test_many_units_are_compressed_and_read_as_the_same_results(receipt: Path, packed: Path) -> None:
+    assert (packed / "units.jsonl.gz").is_file() and not (packed / "units.jsonl").exists()
+    plain, small = load_receipt(receipt), load_receipt(packed)
+    assert [(r.key, r.record) for r in small.results] == [(r.key, r.record) for r in plain.results]
+    assert gzip.decompress((packed / "units.jsonl.gz").read_bytes()) == (receipt / "units.jsonl").read_bytes()
+    assert import_receipt(packed, into=packed.parent / "into").name
+
+
+def test_units_that_unpack_to_more_than_is_sane_are_refused(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "_LARGEST", 10)
+    with pytest.raises(UserError, match="unpacks to more than"):
+        load_receipt(packed)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 20, -9, -1])
+def test_compressed_units_that_are_cut_or_no_archive_are_one_line(packed: Path, cut: int) -> None:
+    blob = (packed / "units.jsonl.gz").read_bytes()
+    _sign(packed, "units.jsonl.gz", blob[:cut] if cut else b"no archive")
+    with pytest.raises(UserError, match="is damaged"):
+        load_receipt(packed)
 
 
 _JSON = st.recursive(
