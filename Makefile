@@ -19,7 +19,7 @@ with_python = python=$(python) && [ -n "$$python" ] &&
 help:
 	@echo "make report      everything: set-up, builds, measurements, notebooks, report/html/index.html"
 	@echo "make figures     the finished report's figures into figures/, for publishing"
-	@echo "make test        set-up, builds, and every test"
+	@echo "make test        set-up, builds, and every test but the longest"
 	@echo "make test-fast   only the tests that need no native build and no model"
 	@echo "make test-hard   interruptions, hostile files, odd machines, planted faults (up to 30 minutes)"
 	@echo "make exhaustive  the long sweeps (hours); resumes where it stopped"

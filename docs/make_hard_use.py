@@ -637,8 +637,8 @@ def page(tests: dict[str, set[str]]) -> str:
         "`docs/make_hard_use.py`, which fails when a test named here does not exist.",
         "",
         f"{held} of {len(parts)} situations are held by tests. {rest}Marks stand in parentheses",
-        "(`slow`, `real_model`, `browser`); all of those run in `make test`. Tests marked `hard`, which only `make test-hard`",
-        f"runs: {hard or 'none yet'}.",
+        "(`slow`, `real_model`, `browser`, `hard`). `make test` runs all but those marked `hard`, which only `make test-hard`",
+        f"runs, or runs in more cases: {hard or 'none yet'}.",
     ]
     for number, (title, some) in enumerate(CASES.items(), 1):
         lines += [
