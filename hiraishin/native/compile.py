@@ -21,7 +21,7 @@ from typing import Any
 
 from hiraishin import paths
 from hiraishin.errors import UserError
-from hiraishin.native import environment, source, tools
+from hiraishin.native import cublas, environment, source, tools
 from hiraishin.native.fetch import make_folder, sha256, sweep
 
 SCHEMA = 1
@@ -110,6 +110,8 @@ def build(request: Request) -> None:
         arch = _gpu_arch(request.arch) if request.backend == "cuda" else None
         origin = source.pinned() if request.source is None else source.foreign(request.source)
         patches = {name: BUILDS[name]() for name in request.names}
+        if "patched" in patches and (request.tools or _has_tools(paths.builds_dir() / request.backend / "patched")):
+            patches["patched"] += source.operator_cases()
         place = _Workplace(
             backend=request.backend,
             folder=paths.sources_dir() / f"work-{request.backend}",
@@ -202,6 +204,10 @@ def read_description(folder: Path) -> dict[str, Any] | None:
     return described if whole else None
 
 
+def _has_tools(folder: Path) -> bool:
+    return bool((read_description(folder) or {}).get("tools"))
+
+
 def _one(request: Request, place: _Workplace, name: str, origin: source.Source, patches: list[source.Patch]) -> None:
     target = paths.builds_dir() / place.backend / name
     _finish_replacement(target)
@@ -228,11 +234,15 @@ def _one(request: Request, place: _Workplace, name: str, origin: source.Source, 
 def _configure(request: Request, place: _Workplace, origin: source.Source, log: Path) -> None:
     """Runs CMake if anything it was told has changed; starts from nothing if a compiler or a folder has."""
     onoff = "ON" if request.tools else "OFF"
+    blas: list[str] = []
+    if place.nvcc:
+        check_host_compiler(place.nvcc)
+        blas = cublas.options(place.nvcc, place.folder / "cublas")
     told = [
         "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={place.ninja.path}",
         f"-DCMAKE_C_COMPILER={place.cc.path}", f"-DCMAKE_CXX_COMPILER={place.cxx.path}",
         *([f"-DCMAKE_CUDA_COMPILER={place.nvcc.path}"] if place.nvcc else []),
-        *flags(place.backend, place.arch),
+        *flags(place.backend, place.arch), *blas,
         # The libraries work from whatever folder they are kept in, and stay in need of nothing else there.
         "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN", "-DCMAKE_INSTALL_RPATH_USE_LINK_PATH=ON",
         # Said, not asked of git: the working copy may lie inside another project's repository.
@@ -245,6 +255,7 @@ def _configure(request: Request, place: _Workplace, origin: source.Source, log: 
         "folders": [str(place.tree), str(place.build)],
         "programs": [tool.path + " " + tool.banner for tool in (place.cmake, place.cc, place.cxx, place.nvcc) if tool],
         "cpu": _native_target(place.cxx.path),
+        **({"cublas": blas} if blas else {}),
     }
     marker = place.folder / "configured.json"
     try:
@@ -256,9 +267,7 @@ def _configure(request: Request, place: _Workplace, origin: source.Source, log: 
     elif before.get("told") == told:
         return
     marker.unlink(missing_ok=True)
-    if place.nvcc:
-        check_host_compiler(place.nvcc)
-    say(f"{place.backend}: configuring")
+    say(f"{place.backend}: configuring{' (cuBLAS of a Python package)' if blas else ''}")
     place.build.mkdir(parents=True, exist_ok=True)
     command = [place.cmake.path, "-S", str(place.tree), "-B", str(place.build), *told]
     if _logged(command, place, log):

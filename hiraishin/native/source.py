@@ -106,6 +106,13 @@ def witness() -> list[Patch]:
     return [*series(), Patch(name, path, sha256(path), _touched(path))]
 
 
+def operator_cases() -> list[Patch]:
+    """The patches that give llama.cpp's own test-backend-ops its new cases: for a patched build with tools."""
+    folder = paths.ROOT / "patches"
+    found = sorted((folder / "tests").glob("02*.patch"))
+    return [Patch(f"tests/{path.name}", path, sha256(path), _touched(path)) for path in found]
+
+
 def _touched(patch: Path) -> tuple[PurePosixPath, ...]:
     text = patch.read_text(encoding="utf-8", errors="surrogateescape")
     names = re.findall(r"^(?:---|\+\+\+) [ab]/(\S+)", text, re.MULTILINE)
