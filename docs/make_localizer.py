@@ -2,8 +2,8 @@
 
     python docs/make_localizer.py [--check]
 
-Two tables: how predictions of the CUDA dispatch score against the receipts of data/receipts, and what is predicted for cards
-that no receipt is from.
+Three tables: how predictions of the CUDA dispatch score against the receipts of data/receipts, what the audits among them found,
+and what is predicted for cards that no receipt is from.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hiraishin import paths
 from hiraishin.dispatch_cuda import Card, Parts, Shape, attention_path, column_path
 from hiraishin.judge import spell_classes
 from hiraishin.predict import Scored, score_receipt
+from hiraishin.report.audits import audits, gone_words
 from hiraishin.results import load_receipt
 
 TARGET = paths.ROOT / "docs" / "localizer.md"
@@ -74,6 +75,32 @@ def score_rows() -> list[tuple[str, ...]]:
     return rows
 
 
+def audit_rows() -> list[tuple[str, ...]]:
+    """One row an audit in a receipt."""
+    rows = []
+    for folder in sorted(paths.receipts_dir().glob("*/receipt.json")):
+        for one in audits(load_receipt(folder.parent)):
+            predicted = "" if one.right is None else "right" if one.right else f"wrong: {one.predicted}"
+            first = "; ".join(f"{width}: {operation}" for width, operation in one.operations.items() if one.differing)
+            gone = "; ".join(gone_words(one.causes)) or ("none" if one.causes else "")
+            unfused = ", ".join(f"{width}: {differing}" for width, differing in one.unfused.items())
+            differ = f"{one.differing} of {one.rows}"
+            rows.append(
+                (
+                    f"{one.model}, {one.setting}",
+                    one.build,
+                    one.classes,
+                    predicted,
+                    differ,
+                    unfused,
+                    first,
+                    gone,
+                    one.nature,
+                )
+            )
+    return rows
+
+
 def classes(card: Card, kv_type: str, cells: int) -> str:
     """Widths whose first token, at this position, takes the same path in every product and in attention."""
     settings = {"flash_attn": True, "kv_type": kv_type}
@@ -101,11 +128,18 @@ def page(text: str) -> str:
         ("receipt", "build", "models and settings", "classes right", "widths", "earlier than predicted", "later"),
         score_rows(),
     )
+    head = ("model", "build", "widths with the same bits", "prediction", "rows that differ", "without fusion, by width")
+    found = audit_rows()
+    audited = table((*head, "first operation, by width", "exact with", "looks like"), found)
     cards = table(
         ("card", "cache", f"classes at position {CELLS[0]}", f"classes at position {CELLS[1]}"),
         card_rows(),
     )
-    for name, made in (("score", score), ("cards", cards)):
+    for name, made in (
+        ("score", score),
+        ("audits", audited if found else "No receipt holds an audit."),
+        ("cards", cards),
+    ):
         pattern = re.compile(rf"(<!-- {name}: make_localizer.py -->\n).*?(<!-- end -->)", re.DOTALL)
         if not pattern.search(text):
             raise SystemExit(f"docs/localizer.md has no place for the table {name!r}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hiraishin import provenance
 from hiraishin.audit_steps import (
     Echo,
     Job,
@@ -175,6 +176,7 @@ def _about(
         "fingerprint": build.fingerprint,
         "upstream_commit": build.description.get("upstream_commit"),
         "libraries": worker.libraries,
+        "machine": _machine(options),
         "switch": switch,
         "model": model.name,
         "quant": model.quant,
@@ -184,6 +186,12 @@ def _about(
         "tokens": options.tokens,
         **options.settings(),
     }
+
+
+def _machine(options: AuditOptions) -> str:
+    """The GPU's name if layers run on it, else the processor's."""
+    here = provenance.machine()
+    return str((here["gpu"] or {}).get("name") or "a GPU") if options.gpu_layers else str(here["cpu"])
 
 
 def _verdict(report: AuditReport, options: AuditOptions) -> None:

@@ -36,7 +36,8 @@ def _facts(report: AuditReport) -> list[tuple[str, str]]:
     facts = [
         (
             "build",
-            f"{a['build']} ({a['backend']}), llama.cpp {a['upstream_commit'] or 'of unknown commit'}, switch {a['switch']}",
+            f"{a['build']} ({a['backend']}), llama.cpp {a['upstream_commit'] or 'of unknown commit'}, switch {a['switch']}, "
+            f"on {a['machine']}",
         ),
         ("width classes that give the same bits", spell_classes(report.classes)),
         (

@@ -260,6 +260,7 @@ def audit(
     predict: Annotated[bool, typer.Option(help="State the width classes before running, then score.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown, fit for an issue.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the audit as a receipt into this folder.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Does a batch change greedy output, from which width, which operation? Exit 0 exact, 1 not, 2 could not tell."""
@@ -269,6 +270,7 @@ def audit(
     chosen = parse_widths(widths)
     for path in (markdown, html):
         check_writable(path, make_folders=False)
+    check_writable(out)
     with nothing_kept("an audit"):
         report = run_audit(
             AuditOptions(
@@ -293,6 +295,10 @@ def audit(
         markdown.write_text(to_markdown(report), encoding="utf-8")
     if html is not None:
         html.write_text(to_html(report), encoding="utf-8")
+    if out is not None:
+        from hiraishin.audit_receipt import as_result, write_audits
+
+        write_audits([as_result(report)], out)
     if as_json:
         _emit(report.to_json())
     else:

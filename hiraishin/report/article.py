@@ -12,6 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from hiraishin import paths
+from hiraishin.report.audits import audits, predicted_right
 from hiraishin.report.facts import Book, Published, format_number, machine_label
 from hiraishin.report.prices import POST_QUANT
 from hiraishin.report.site import Download, FigureSlot, is_gpu
@@ -155,6 +156,8 @@ def gpu_chapters(books: Sequence[Book], figures: Mapping[str, Mapping[str, Figur
         rows = [row for book in members for row in setting_rows(book)]
         measured = [row for row in rows if row["left"] is not None]
         stories = [(book, Story(book)) for book in members]
+        audited = [a for book in members if book.results for a in audits(book.results)]
+        right, predicted = predicted_right(audited)
         shown: dict[str, FigureSlot] = {}
         for book in sorted(members, key=lambda b: -len(b.results.results if b.results else [])):
             for id, slot in figures.get(book.name, {}).items():
@@ -173,6 +176,11 @@ def gpu_chapters(books: Sequence[Book], figures: Mapping[str, Mapping[str, Figur
                 "stories": stories,
                 "price": best_price([story for _, story in stories]),
                 "ladders": [(story.model, ladder) for _, story in stories for ladder in story.ladders],
+                "audits": audited,
+                "audits_count": counted(len(audited), "audits", members, "audit.count"),
+                "audits_right": counted(right, "predicted", members, "audit.count"),
+                "audits_predicted": counted(predicted, "predictions", members, "audit.count") if predicted else None,
+                "audits_causes": [a for a in audited if a.causes],
                 "synthetic": any(story.synthetic for _, story in stories),
                 "figures": list(shown.values()),
             }
@@ -197,11 +205,11 @@ def best_price(stories: Sequence[Story]) -> Story | None:
     return max(found, key=rank, default=None)
 
 
-def counted(value: int, what: str, books: Sequence[Book]) -> Markup:
+def counted(value: int, what: str, books: Sequence[Book], claim: str = "replay.differing_positions") -> Markup:
     """A count over receipts, as an element that names them."""
-    return Markup(
-        '<data class="claim" value="{0}" data-claim="replay.differing_positions" data-result="{1}: {2}">{0}</data>'
-    ).format(value, what, " ".join(b.name for b in books))
+    return Markup('<data class="claim" value="{0}" data-claim="{3}" data-result="{1}: {2}">{0}</data>').format(
+        value, what, " ".join(b.name for b in books), claim
+    )
 
 
 def setting_rows(book: Book) -> list[dict[str, Any]]:
