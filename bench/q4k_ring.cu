@@ -1,19 +1,34 @@
 // A micro-benchmark: the exact Q4_K mat-vec over several columns that became patch 0113 (NVIDIA, sm_80 or newer), in many geometries.
 // Same additions in the same order as the one-column kernel, other instructions: what docs/price.md describes.
 // Every variant is compared with the one-column kernel bit for bit, then timed. Dense on purpose: it is meant to be tried and
-// thrown away. Against q4k_fast.cu, weights pass through a ring of stages in shared memory, filled by asynchronous copies.
+// thrown away. Against q4k_fast.cu, weights pass through a ring of stages in shared memory, filled by asynchronous copies, and
+// the first addition of each warp of the one-column kernel is left out (it adds to a zero).
 // Build: nvcc -O3 -std=c++17 -use_fast_math -gencode=arch=compute_90,code=sm_90 -o q4k_ring q4k_ring.cu
 // Run:   ./q4k_ring [K] [rows] [matrices]     Output on an H200: data/compiled/q4k_ring-h200.txt
+// With -DBULK columns come by bulk copies:        data/compiled/q4k_ring_bulk-h200.txt
+#include <type_traits>
 #include "q4k_packed.cuh"
 // C columns, R rows a tile of one warp, W warps a block, D stages of a pair of blocks in each warp's ring.
 template<int N> __device__ __forceinline__ void wg(){ asm volatile("cp.async.wait_group %0;"::"n"(N):"memory"); }
 template<int C,int R,int W,int D> __launch_bounds__(32*W,1) __global__ void ring(const bq4*__restrict__ x,const char*__restrict__ P,float*__restrict__ dst,int nb,int nrows){
   extern __shared__ __align__(16) char sm[];
+  const int np=nb/2, ntiles=nrows/R; const unsigned rs=nb*144u;
   const int lane=threadIdx.x&31,warp=threadIdx.x>>5,slot=lane&15,hi=lane>>4,j=slot>>2; constexpr int RC=rec(C),ST=R*288,NC=(R*18+31)/32;
   const unsigned cols=(unsigned)nb*RC, own=cols+warp*(R*256+D*ST), s0=(unsigned)__cvta_generic_to_shared(sm);
-  const int np=nb/2, ntiles=nrows/R; const unsigned rs=nb*144u;
+#ifdef BULK // tried: one bulk copy a step, waited for step by step instead of all together; sm_90 or newer
+  __shared__ uint64_t ready[4]; // columns of the steps p with p%4 == i have arrived
+  const unsigned r0=(unsigned)__cvta_generic_to_shared(ready);
+  if(threadIdx.x==0){ for(int i=0;i<4;i++) asm volatile("mbarrier.init.shared::cta.b64 [%0],1;"::"r"(r0+8*i)); asm volatile("fence.mbarrier_init.release.cluster;":::"memory"); }
+  __syncthreads();
+  if(warp==0){
+    if(lane<4) asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;"::"r"(r0+8*lane),"r"(lane<np?(np-lane+3)/4*2*RC:0):"memory");
+    __syncwarp();
+    for(int i=0;i<4;i++) for(int p=i+4*lane;p<np;p+=128)
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];"::"r"(s0+p*2*RC),"l"(P+(size_t)p*2*RC),"r"(2*RC),"r"(r0+8*i):"memory"); }
+#else
   for(unsigned k=threadIdx.x*16;k<cols;k+=32*W*16) cpa(s0+k,P+k);
   COMMIT();
+#endif
   auto keep=[&](unsigned v){ return __shfl_sync(~0u,v,lane); };
   const int dr=lane>>3,db=(lane>>2)&1,dj=lane&3;
   const unsigned vofs=keep(own+R*256+hi*144u+16+32*j+4*(slot&3)), hofs=keep(own+R*256+dr*288u+db*144u), decw=keep(own+((db*R+dr)*4+dj)*32u), decr=keep(own+(hi*R*4+j)*32u);
@@ -22,13 +37,17 @@ template<int C,int R,int W,int D> __launch_bounds__(32*W,1) __global__ void ring
   const unsigned dst0=s0+own+R*256+lane*16;
   bool first=true;
   for(int tile=warp*gridDim.x+blockIdx.x;;tile+=W*gridDim.x){
+#ifdef BULK
+    if(tile>=ntiles) break;
+#else
     if(tile>=ntiles){ if(first){ wg<0>(); __syncthreads(); } break; }
+#endif
     const char*gp[NC];
 #pragma unroll
     for(int k=0;k<NC;k++){ int q=min(lane+32*k,R*18-1); gp[k]=(const char*)x+((size_t)tile*R+q/18)*rs+16*(q%18); }
     float t[R*C],s[R*C];
 #pragma unroll
-    for(int i=0;i<R*C;i++){ t[i]=0; s[i]=-0.f; }
+    for(int i=0;i<R*C;i++) s[i]=-0.f;
     int pl=0; unsigned so=0;
     auto load=[&](){ if(pl<np){
 #pragma unroll
@@ -36,9 +55,11 @@ template<int C,int R,int W,int D> __launch_bounds__(32*W,1) __global__ void ring
         pl+=4; if(pl>=np){ pl=(pl&3)+1; if(pl==4) pl=np; } } COMMIT(); so+=ST; if(so==D*ST) so=0; };
 #pragma unroll
     for(int k=0;k<D-1;k++) load();
-    if(first){ wg<D-1>(); __syncthreads(); first=false; }
-    unsigned sr=0; int p=0;
-    while(p<np){
+#ifndef BULK
+    if(first){ wg<D-1>(); __syncthreads(); }
+#endif
+    unsigned sr=0;
+    auto step=[&](const int p,auto fresh){
       wg<D-2>(); __syncwarp(); load();
 #pragma unroll
       for(int q=0;q<(R+3)/4;q++) if(R%4==0||dr+4*q<R){ const uint4 H=*(const uint4*)(sm+hofs+sr+q*4*288);
@@ -62,13 +83,24 @@ template<int C,int R,int W,int D> __launch_bounds__(32*W,1) __global__ void ring
           float x0=__int_as_float(dp4us(b0[r],u.y,dp4us(a0[r],u.x,MI))), x1=__int_as_float(dp4us(b1[r],u.w,dp4us(a1[r],u.z,MI)));
           float p0=__fmaf_rn(x0,A[r].x,A[r].z), p1=__fmaf_rn(x1,A[r].y,A[r].w);
           float sd=__fmaf_rn(d.y,p1,__fmul_rn(d.x,p0)), sq=__fmaf_rn(e.y,B[r].y,__fmul_rn(e.x,B[r].x));
-          t[r*C+c]=__fadd_rn(t[r*C+c],__fmaf_rn(B[r].z,sd,-__fmul_rn(B[r].w,sq))); } }
+          const float v=__fmaf_rn(B[r].z,sd,-__fmul_rn(B[r].w,sq)); if constexpr(decltype(fresh)::value) t[r*C+c]=v; else t[r*C+c]=__fadd_rn(t[r*C+c],v); } }
       sr+=ST; if(sr==D*ST) sr=0;
-      p+=4;
-      if(p>=np){ p=(p&3)+1; if(p==4) p=np;
+    };
+#pragma unroll 1
+    for(int w=0;w<4&&w<np;w++){
+#ifdef BULK
+      if(first){ unsigned done; do asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p,[%1],0; selp.u32 %0,1,0,p; }":"=r"(done):"r"(r0+8*w):"memory"); while(!done); }
+#endif
+      step(w,std::true_type{});
+      if(w==0){
 #pragma unroll
-        for(int k=0;k<R*C;k++){ s[k]=__fadd_rn(s[k],t[k]); t[k]=0; } }
+        for(int k=0;k<R*C;k++) t[k]=__fadd_rn(t[k],0.f); }
+#pragma unroll 1
+      for(int p=w+4;p<np;p+=4) step(p,std::false_type{});
+#pragma unroll
+      for(int k=0;k<R*C;k++) s[k]=__fadd_rn(s[k],t[k]);
     }
+    first=false;
     wg<0>(); __syncwarp();
     fold_all<R*C,0>(s,lane,[&](int k,float v){ dst[(size_t)(k%C)*nrows+tile*R+k/C]=v; });
   }
@@ -95,5 +127,9 @@ int main(int argc,char**argv){
 #define F(CC,RR,WW,DD) { size_t sz=smem<CC,RR,WW,DD>(nb); if(sz<=232448){ CK(cudaFuncSetAttribute(ring<CC,RR,WW,DD>,cudaFuncAttributeMaxDynamicSharedMemorySize,(int)sz)); pack<CC><<<(nb*CC*16+127)/128,128>>>(y,P,nb); int tiles=N/RR,grid=std::min(tiles,SM); timeit([&](bq4*p){ring<CC,RR,WW,DD><<<grid,32*WW,sz>>>(p,P,d2,nb,N);},"ring C=" #CC " R=" #RR " W=" #WW " D=" #DD,CC);} }
 #define FP(CC) timeit([&](bq4*p){pack<CC><<<(nb*CC*16+127)/128,128>>>(y,P,nb);},"pack C=" #CC,CC);
   FP(8)
+#ifdef VARIANTS_INC
+#include VARIANTS_INC
+#else
   F(1,4,16,4) F(1,8,16,3) F(2,4,16,4) F(2,8,12,3) F(3,4,12,4) F(4,4,12,4) F(4,4,16,4) F(4,8,8,4) F(5,4,12,4) F(6,4,12,4) F(6,4,8,6) F(8,4,12,4) F(8,4,12,6) F(8,4,8,6) F(8,4,8,3) F(9,4,8,6) F(9,4,8,3) F(9,4,12,4) F(10,4,8,3) F(12,4,8,3) F(12,2,12,4) F(14,2,12,3) F(16,2,12,3) F(16,2,8,4)
+#endif
   return 0; }

@@ -172,14 +172,40 @@ class Bench:
         return table(["variant", *(f"{n} x {k}, us" for n, k in SHAPES), "differing"], rows)
 
 
-def best_of_each(fast: Bench, ring: Bench, mma: Bench) -> str:
+def passes() -> tuple[str, dict[str, dict[str, Any]]]:
+    """Where a pass goes: microseconds of each kind of kernel, as a table and by ``build-context-width``."""
+    profiled = json.loads((COMPILED / "pass-profile-h200.json").read_text(encoding="utf-8"))
+    found = {f"{p['build']}-{p['context']}-{p['width']}": p for p in profiled["passes"]}
+    kinds = sorted(
+        {k for p in found.values() for k in p["kinds"]}, key=lambda k: -found["exact-256-9"]["kinds"][k]["us"]
+    )
+    rows = [
+        [
+            p["build"],
+            p["context"],
+            p["width"],
+            p["kernels"],
+            round(p["us"]),
+            *(round(p["kinds"][k]["us"]) for k in kinds),
+        ]
+        for p in sorted(found.values(), key=lambda p: (p["context"], p["width"], p["build"]))
+    ]
+    return table(["build", "context", "width", "kernels", "us", *kinds], rows), found
+
+
+def best_of_each(fast: Bench, ring: Bench, mma: Bench, tensor: Bench) -> str:
     """Best variant of each kernel for each number of columns, over the one-column kernel of the same run."""
     one = "one column (stock geometry)"
     rows: list[list[Any]] = []
     for name in ("stock 8: 2 warps x2 rows", "generic exact 8"):
         cells = (x for s in SHAPES for x in (ring.us(name, s), ring.us(name, s) / ring.us(one, s)))
         rows.append([name, *cells])
-    for label, bench in (("first kernel", fast), ("in the patches", ring), ("tensor cores", mma)):
+    for label, bench in (
+        ("first kernel", fast),
+        ("in the patches", ring),
+        ("tensor cores", mma),
+        ("tensor cores again", tensor),
+    ):
         for columns in sorted({r[0] for n, r in bench.results[SHAPES[0]].items() if n.startswith(bench.prefix)}):
             cells_: list[Any] = []
             for shape in SHAPES:
@@ -347,6 +373,8 @@ def page() -> str:
     post = tomllib.loads((ROOT / "data" / "published" / "post.toml").read_text(encoding="utf-8"))["numbers"]
     settled, unsettled = prices()
     bench, fast, mma = Bench("q4k_ring", "ring"), Bench("q4k_fast", "fast"), Bench("q4k_mma", "mma")
+    tensor, bulk = Bench("q4k_tensor", "tensor"), Bench("q4k_ring_bulk", "ring")
+    pass_table, profiled = passes()
     ring_profile, ring_by_name = fast_profile()
     decodes, arms = end_to_end()
     environment = jinja2.Environment(
@@ -378,7 +406,11 @@ def page() -> str:
         bench=bench,
         fast=fast,
         mma=mma,
-        best=best_of_each(fast, bench, mma),
+        tensor=tensor,
+        bulk=bulk,
+        pass_table=pass_table,
+        passes=profiled,
+        best=best_of_each(fast, bench, mma, tensor),
         ring_profile=ring_profile,
         ring=ring_by_name,
         fast_kernels=fast_kernels(),
