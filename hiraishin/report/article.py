@@ -14,6 +14,7 @@ from markupsafe import Markup
 from hiraishin import paths
 from hiraishin.report.audits import audits, predicted_right
 from hiraishin.report.facts import Book, Published, format_number, machine_label
+from hiraishin.report.grid import grids
 from hiraishin.report.prices import POST_QUANT
 from hiraishin.report.site import Download, FigureSlot, is_gpu
 from hiraishin.report.story import Story
@@ -181,6 +182,7 @@ def gpu_chapters(books: Sequence[Book], figures: Mapping[str, Mapping[str, Figur
                 "audits_right": counted(right, "predicted", members, "audit.count"),
                 "audits_predicted": counted(predicted, "predictions", members, "audit.count") if predicted else None,
                 "audits_causes": [a for a in audited if a.causes],
+                "grids": [grid for book in members if book.results for grid in grids(book.results)],
                 "synthetic": any(story.synthetic for _, story in stories),
                 "figures": list(shown.values()),
             }
