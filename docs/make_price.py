@@ -325,22 +325,35 @@ def plain_decodes() -> dict[str, dict[str, float]]:
     return {g: {b: statistics.median(v) for b, v in builds.items()} for g, builds in found.items()}
 
 
-def cpu_tables(cpu: dict[str, Any]) -> dict[str, str]:
+def cpu_span(cpu: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """The least and the greatest of exact over stock, over all widths, with one thread and with two (wall time)."""
+    found = {}
+    for quant, by_width in cpu["ratios"].items():
+        over = [v[2] for v in by_width.values()] + [v[0] for v in cpu["two_threads"][quant].values()]
+        found[quant] = (min(over), max(over))
+    return found
+
+
+def cpu_tables(cpu: dict[str, Any]) -> dict[str, Any]:
     """The tables of the CPU half."""
     ratios = []
     for quant, by_width in cpu["ratios"].items():
-        for label, pick in (("off", 0), ("on", 1)):
-            ratios.append([quant if not pick else "", label, *(v[pick] for v in by_width.values())])
-        ratios.append(["", "on over off", *(v[1] / v[0] for v in by_width.values())])
-    loop = cpu["column_loop"]
-    again = cpu["f16_again"]
-    kernels = {k: v for k, v in cpu["kernels"].items() if k != "columns"}
+        for pick, label in enumerate(("off", "on", "on over off")):
+            ratios.append(["" if pick else quant, label, *(v[pick] for v in by_width.values())])
+    two, loop, before = cpu["two_threads"], cpu["column_loop"], cpu["before"]["f16"]
+    kernels = {k: v for k, v in cpu["kernels"].items() if isinstance(v, list) and k != "columns"}
     floor = cpu["slots"]["fma_floor_ps"]
     return {
         "ratios": table(["weights", "switch", *next(iter(cpu["ratios"].values()))], ratios),
-        "again": table(
-            ["F16", *again], [[n, *(v[i] for v in again.values())] for i, n in enumerate(("off", "on", "on over off"))]
+        "two_threads": table(
+            ["weights", "on over off", *next(iter(two.values()))],
+            [
+                ["" if pick else q, label, *(v[pick] for v in by_width.values())]
+                for q, by_width in two.items()
+                for pick, label in enumerate(("wall time", "CPU time"))
+            ],
         ),
+        "before_span": (min(before.values()), max(before.values())),
         "loop": table(["weights", *loop["Q4_K_M"]], [[q, *v.values()] for q, v in loop.items()]),
         "kernels": table(
             ["weights", *(f"{c} columns" for c in cpu["kernels"]["columns"]), "best over the FMA floor"],
@@ -422,6 +435,7 @@ def page() -> str:
         rate=slots_per_us(notes),
         kernels=compiled_kernels(),
         cpu_tables=cpu_tables(notes["cpu"]),
+        cpu_span=cpu_span(notes["cpu"]),
         profile=profile(notes),
     )
 
