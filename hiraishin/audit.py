@@ -6,6 +6,8 @@ classes that give the same bits, one localized width a class, a noise floor, and
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,8 +90,19 @@ class AuditReport:
     """On a GPU: the watched widths replayed without CUDA fusion, where their operations were watched."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {k: getattr(self, k) for k in self.__dataclass_fields__}
+        """Plain JSON: keys are text, and a number that is not finite is null."""
+        plain: dict[str, Any] = _finite(
+            json.loads(json.dumps({k: getattr(self, k) for k in self.__dataclass_fields__}))
+        )
+        return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _build(options: AuditOptions) -> tuple[Build, int]:

@@ -5,11 +5,8 @@ The unit's inputs are what was audited and how, its record is the report without
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hiraishin import provenance
 from hiraishin.audit import AuditReport
@@ -24,7 +21,7 @@ _NOT_INPUTS = ("libraries", "machine")
 
 def as_result(report: AuditReport) -> Result:
     """The audit as a result, with this machine's provenance."""
-    record = _plain(report.to_json())
+    record = report.to_json()
     for width in [*record["widths"], *record["unfused"]]:
         for name in _LEFT_OUT:
             width.pop(name, None)
@@ -55,16 +52,3 @@ def write_audits(audits: Sequence[Result], folder: Path, *, note: str = "") -> P
     """
     machine = audits[0].provenance["machine"] if audits else {}
     return write_bundle(ResultSet(None, machine, list(audits), name=KIND), folder, note=note)
-
-
-def _plain(value: Any) -> Any:
-    """JSON that any reader takes: keys are text, and a number that is none is null."""
-
-    def mended(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {key: mended(entry) for key, entry in item.items()}
-        if isinstance(item, list):
-            return [mended(entry) for entry in item]
-        return None if isinstance(item, float) and not math.isfinite(item) else item
-
-    return mended(json.loads(json.dumps(value)))

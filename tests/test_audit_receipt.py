@@ -15,6 +15,7 @@ from report_site import build, few_figures
 from hiraishin import paths
 from hiraishin.audit import AuditReport
 from hiraishin.audit_receipt import as_report, as_result, write_audits
+from hiraishin.cli import app
 from hiraishin.errors import UserError
 from hiraishin.receipts import import_receipt
 from hiraishin.report.article import environment, gpu_chapters
@@ -88,6 +89,17 @@ def test_what_is_no_number_becomes_null_and_sizes_of_rows_stay_out(stored: list[
 def test_the_same_audit_has_the_same_key_and_other_settings_another(stored: list[Result]) -> None:
     assert as_result(made()).key == stored[1].key
     assert as_result(made(kv_type="q8_0")).key != stored[1].key
+
+
+def test_the_command_writes_the_receipt_and_keeps_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hiraishin.audit.run_audit", lambda options, echo: made())
+    with pytest.raises(SystemExit) as ended:
+        app(["audit", "--out", str(tmp_path / "sent"), "--json"])
+    assert ended.value.code == 1
+    (result,) = load_receipt(tmp_path / "sent").results
+    assert as_report(result).verdict == "a verdict"
 
 
 def test_nothing_to_write_is_an_error(tmp_path: Path) -> None:
