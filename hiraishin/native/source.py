@@ -42,6 +42,7 @@ _TOP = (
     "vendor",
     "tests",
     "tools",
+    "scripts",  # llama-server's build runs one of them
 )
 # What libllama is built from: two sources that agree here give the same library.
 _LIBRARY = ("CMakeLists.txt", "cmake", "ggml", "include", "src")
@@ -123,6 +124,8 @@ def pinned() -> Source:
     """The source that ``data/pins.toml`` names, fetched and unpacked if it is not here yet."""
     pin = pins()
     tree = paths.sources_dir() / f"llama.cpp-{pin['llama_cpp_python']['sha256'][:12]}"
+    if tree.is_dir() and not all((tree / top).exists() for top in _TOP):
+        shutil.rmtree(tree)  # unpacked when fewer folders counted
     if not tree.is_dir():
         known = paths.sources_dir() / f"llama_cpp_python-{pin['llama_cpp_python']['version']}.tar.gz"
         if not known.exists():
