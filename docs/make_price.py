@@ -36,6 +36,10 @@ PRICES = (  # heading, receipt, inputs
     ("synthetic 8B Q4_K_M, 2,048 tokens", "synthetic-8b", {"context": 2048, "settle": 4}),
     ("synthetic 8B Q6_K, 256 tokens", "synthetic-8b-q6", {"context": 256, "settle": 4}),
     ("SmolLM2-135M Q4_K_M, 200 tokens", "smollm2", {"context": 200, "settle": 4}),
+    *(
+        (f"synthetic 8B {quant}, 256 tokens", "synthetic-8b-types", {"quant": quant, "context": 256, "settle": 4})
+        for quant in ("Q8_0", "Q5_K", "Q4_0", "Q4_1", "Q5_0")
+    ),
 )
 
 
@@ -111,7 +115,7 @@ def prices() -> tuple[list[Price], Price]:
     """The settled prices in the order of ``PRICES``, and the one measured without settling."""
     loaded = {
         name: load_receipt(ROOT / "data" / "receipts" / f"h200-2026-11-30-{name}")
-        for name in ("synthetic-8b", "synthetic-8b-q6", "smollm2")
+        for name in ("synthetic-8b", "synthetic-8b-q6", "synthetic-8b-types", "smollm2")
     }
 
     def one(heading: str, name: str, **inputs: Any) -> Price:
@@ -191,6 +195,13 @@ def passes() -> tuple[str, dict[str, dict[str, Any]]]:
         for p in sorted(found.values(), key=lambda p: (p["context"], p["width"], p["build"]))
     ]
     return table(["build", "context", "width", "kernels", "us", *kinds], rows), found
+
+
+def needed_us(price: Price, profiled: dict[str, Any], bench: Bench, target: float) -> float:
+    """What the mat-vec of 9 columns would have to take for the target, if every mat-vec of the pass gained alike."""
+    too_much = price.ms("patched", 9) - target * price.ms("stock", 1)
+    products = sum(v["us"] for kind, v in profiled["kinds"].items() if kind.startswith("mat-vec")) / 1000
+    return bench.best(9)[1] * (1 - too_much / products)
 
 
 def best_of_each(fast: Bench, ring: Bench, mma: Bench, tensor: Bench) -> str:
@@ -291,6 +302,13 @@ def fast_profile() -> tuple[str, dict[str, dict[str, Any]]]:
     return table(head, rows), {k["kernel"]: k for k in kernels}
 
 
+def free_draft(arm: dict[str, Any]) -> float:
+    """Speculative over plain if the same cycles had only their verifying passes to pay for: a bound."""
+    cycle, speed = arm["speculative"]["ms_a_cycle"], arm["speculative"]["tokens_per_second"]
+    tokens = speed * (cycle["draft"] + cycle["verify"]) / 1000
+    return float(tokens / (cycle["verify"] / 1000) / arm["plain"]["tokens_per_second"])
+
+
 def end_to_end() -> tuple[str, dict[str, Any]]:
     """Whole decodes at the post's acceptance: the table, and the numbers by arm."""
     run = json.loads((COMPILED / "end-to-end-h200.json").read_text(encoding="utf-8"))
@@ -305,6 +323,7 @@ def end_to_end() -> tuple[str, dict[str, Any]]:
                 plain["tokens_per_second"],
                 spec["tokens_per_second"],
                 spec["tokens_per_second"] / plain["tokens_per_second"],
+                free_draft(arm),
                 spec["width"],
                 f"{100 * spec['acceptance']:.1f} %",
                 cycle["draft"],
@@ -312,7 +331,15 @@ def end_to_end() -> tuple[str, dict[str, Any]]:
                 f"{spec['picks_as_plain']:,} of {spec['picks']:,}",
             ]
         )
-    head = ["build", "plain, tokens/s", "speculative, tokens/s", "over its plain", "mean width", "acceptance"]
+    head = [
+        "build",
+        "plain, tokens/s",
+        "speculative, tokens/s",
+        "over its plain",
+        "with a draft that costs nothing",
+        "mean width",
+        "acceptance",
+    ]
     return table([*head, "draft, ms a cycle", "verify, ms a cycle", "picks as in the plain decode"], rows), arms
 
 
@@ -386,7 +413,11 @@ def page() -> str:
     post = tomllib.loads((ROOT / "data" / "published" / "post.toml").read_text(encoding="utf-8"))["numbers"]
     settled, unsettled = prices()
     bench, fast, mma = Bench("q4k_ring", "ring"), Bench("q4k_fast", "fast"), Bench("q4k_mma", "mma")
-    tensor, bulk = Bench("q4k_tensor", "tensor"), Bench("q4k_ring_bulk", "ring")
+    tensor, bulk, before = (
+        Bench("q4k_tensor", "tensor"),
+        Bench("q4k_ring_bulk", "ring"),
+        Bench("q4k_ring_first", "ring"),
+    )
     pass_table, profiled = passes()
     ring_profile, ring_by_name = fast_profile()
     decodes, arms = end_to_end()
@@ -412,6 +443,7 @@ def page() -> str:
         main=settled[0],
         q6=settled[3],
         smol=settled[4],
+        more=settled[5:],
         dearer_from=next(w for w in settled[0].widths if w > 1 and settled[0].dearer(w) > 1),
         long_dearer_from=next(w for w in settled[2].widths if w > 1 and settled[2].dearer(w) > 1),
         unsettled=unsettled,
@@ -421,6 +453,8 @@ def page() -> str:
         mma=mma,
         tensor=tensor,
         bulk=bulk,
+        before=before,
+        needed_us=needed_us(settled[0], profiled["exact-256-9"], bench, post["price.target_9"]["value"]),
         pass_table=pass_table,
         passes=profiled,
         best=best_of_each(fast, bench, mma, tensor),
@@ -428,9 +462,11 @@ def page() -> str:
         ring=ring_by_name,
         fast_kernels=fast_kernels(),
         decodes=decodes,
+        free_draft=free_draft(arms["exact"]),
         arms=arms,
         plain=plain_decodes(),
         floors=floors(notes, bench),
+        floor9=SHAPES[0][0] * SHAPES[0][1] / 512 * 9 * notes["h200"]["slots_per_512"] / slots_per_us(notes),
         floor_ms=settled[0].weight_bytes / (notes["h200"]["copy_tb_per_s"] * 1e9),
         rate=slots_per_us(notes),
         kernels=compiled_kernels(),
