@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import figures_synthetic as synthetic
@@ -119,6 +120,15 @@ def test_one_wrong_evaluation_prompt_is_enough() -> None:
 def test_one_moved_reference_row_is_enough() -> None:
     results = [r for r in made_up.everything() if r.kind != "trace"] + made_up.traces(moved=True)
     assert verdicts(results)[31] == DIFFERS
+
+
+def test_plain_decodes_of_several_receipts_of_a_machine_are_counted_out_of_all_of_them() -> None:
+    one = book(made_up.everything())
+    plain = [claim for claim in one.claims if claim.id == "reference.plain_identical"]
+    (row,) = (row for row in ledger.rows([replace(one, claims=(*one.claims, *plain))], PUBLISHED) if row.number == 31)
+    assert row.verdict == REPRODUCED
+    of = sum(int(re.match(r"of (\d+)", claim.detail)[1]) for claim in (*plain, *plain))  # type: ignore[index]
+    assert f">{of}</data> of <data" in str(row.findings[0].text) and f">{of}</data> prompts" in str(row.findings[0].text)
 
 
 def test_a_moved_fork_is_enough() -> None:
