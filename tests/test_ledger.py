@@ -128,7 +128,9 @@ def test_plain_decodes_of_several_receipts_of_a_machine_are_counted_out_of_all_o
     (row,) = (row for row in ledger.rows([replace(one, claims=(*one.claims, *plain))], PUBLISHED) if row.number == 31)
     assert row.verdict == REPRODUCED
     of = sum(int(re.match(r"of (\d+)", claim.detail)[1]) for claim in (*plain, *plain))  # type: ignore[index]
-    assert f">{of}</data> of <data" in str(row.findings[0].text) and f">{of}</data> prompts" in str(row.findings[0].text)
+    assert f">{of}</data> of <data" in str(row.findings[0].text) and f">{of}</data> prompts" in str(
+        row.findings[0].text
+    )
 
 
 def test_a_moved_fork_is_enough() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +16,20 @@ from hiraishin.native.fetch import pins
 REAL_SOURCES = paths.ROOT / ".hiraishin" / "sources"
 
 
-@pytest.fixture
-def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of sources but for the pinned package, if an earlier build has fetched it."""
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The pinned source, unpacked into a folder of its own; its package must have been fetched by an earlier build."""
     package = REAL_SOURCES / f"llama_cpp_python-{pins()['llama_cpp_python']['version']}.tar.gz"
     if not package.is_file():
         pytest.skip("the pinned source package has not been fetched yet")
-    monkeypatch.setenv("HIRAISHIN_HOME", str(tmp_path))
-    paths.sources_dir().mkdir(parents=True)
-    shutil.copyfile(package, paths.sources_dir() / package.name)
-    return paths.sources_dir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIRAISHIN_HOME", str(tmp_path_factory.mktemp("home")))
+        paths.sources_dir().mkdir(parents=True)
+        shutil.copyfile(package, paths.sources_dir() / package.name)
+        yield source.pinned().tree
 
 
-def test_every_script_that_a_build_of_the_tools_runs_is_unpacked(sources: Path) -> None:
-    tree = source.pinned().tree
+def test_every_script_that_a_build_of_the_tools_runs_is_unpacked(tree: Path) -> None:
     named = {
         script
         for file in (tree / "tools").rglob("CMakeLists.txt")
@@ -39,17 +39,10 @@ def test_every_script_that_a_build_of_the_tools_runs_is_unpacked(sources: Path) 
     assert [script for script in sorted(named) if not (tree / script).is_file()] == []
 
 
-def test_a_source_unpacked_without_a_folder_that_counts_is_unpacked_again(sources: Path) -> None:
-    tree = source.pinned().tree
-    before = source.tree_sha256(tree)
-    shutil.rmtree(tree / "scripts")
-    assert source.tree_sha256(tree) == before == pins()["llama_cpp"]["tree_sha256"]
-    assert (source.pinned().tree / "scripts" / "ui-assets.cmake").is_file()
-
-
-def test_a_source_that_is_complete_is_left_alone(sources: Path) -> None:
-    tree = source.pinned().tree
+def test_a_source_unpacked_without_a_folder_that_counts_is_unpacked_again_and_a_whole_one_is_not(tree: Path) -> None:
     (tree / "mark").touch()
     assert (source.pinned().tree / "mark").exists()
-    with tarfile.open(next(sources.glob("*.tar.gz"))) as package:
-        assert any(name.endswith("/scripts/ui-assets.cmake") for name in package.getnames())
+    shutil.rmtree(tree / "scripts")
+    assert source.tree_sha256(tree) == pins()["llama_cpp"]["tree_sha256"]  # the library does not need them
+    assert (source.pinned().tree / "scripts" / "ui-assets.cmake").is_file()
+    assert not (tree / "mark").exists()
