@@ -197,6 +197,19 @@ def passes() -> tuple[str, dict[str, dict[str, Any]]]:
     return table(["build", "context", "width", "kernels", "us", *kinds], rows), found
 
 
+def others(profiled: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of each profiled pass that no mat-vec takes."""
+    return {
+        key: one["us"] - sum(v["us"] for kind, v in one["kinds"].items() if kind.startswith("mat-vec"))
+        for key, one in profiled.items()
+    }
+
+
+def alternating(settled: Price, unsettled: Price) -> dict[str, float]:
+    """What a one-token pass takes among passes of other widths, over what it takes settled."""
+    return {build: unsettled.ms(build, 1) / settled.ms(build, 1) for build in ("stock", "patched")}
+
+
 def needed_us(price: Price, profiled: dict[str, Any], bench: Bench, target: float) -> float:
     """What the mat-vec of 9 columns would have to take for the target, if every mat-vec of the pass gained alike."""
     too_much = price.ms("patched", 9) - target * price.ms("stock", 1)
@@ -432,6 +445,7 @@ def page() -> str:
         "x": lambda v: f"{v:.2f}",
         "pc": lambda v: f"{100 * v:.0f} %",
         "us": lambda v: f"{v:.1f} us",
+        "n": lambda v: f"{v:,.0f}",
     }
     template = environment.from_string((ROOT / "docs" / "price.md.j2").read_text(encoding="utf-8"))
     head = ["", "build", *settled[0].widths, "widest spread"]
@@ -456,6 +470,8 @@ def page() -> str:
         before=before,
         needed_us=needed_us(settled[0], profiled["exact-256-9"], bench, post["price.target_9"]["value"]),
         pass_table=pass_table,
+        others=others(profiled),
+        alternating=alternating(settled[0], unsettled),
         passes=profiled,
         best=best_of_each(fast, bench, mma, tensor),
         ring_profile=ring_profile,

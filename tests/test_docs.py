@@ -44,6 +44,22 @@ def test_a_price_page_that_was_edited_by_hand_is_noticed(
     assert "out of step" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("stock", "said", "not_said"),
+    [
+        (2.45, "This is one candidate for a number", "do not explain"),
+        (1.03, "do not explain a number", "one candidate"),
+    ],
+)
+def test_graphs_recorded_anew_explain_the_posts_number_only_where_they_cost(
+    stock: float, said: str, not_said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = script("make_price.py")["page"]
+    monkeypatch.setitem(page.__globals__, "alternating", lambda *_: {"stock": stock, "patched": 1.03})
+    text = page()
+    assert said in text and not_said not in text and f"{stock} times as long" in text
+
+
 def test_the_bits_of_the_fast_kernels_are_counted_not_claimed() -> None:
     made = script("make_price.py")
     assert made["Bench"]("q4k_fast", "fast").wrong() == {"fast C=8 R=3 NW=4 W=16": 8}
