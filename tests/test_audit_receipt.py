@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from report_site import build, few_figures
 from hiraishin import paths
 from hiraishin.audit import AuditReport
 from hiraishin.audit_receipt import as_report, as_result, write_audits
+from hiraishin.bundle import write_bundle
 from hiraishin.cli import app
 from hiraishin.errors import UserError
 from hiraishin.receipts import import_receipt
@@ -22,7 +24,7 @@ from hiraishin.report.article import environment, gpu_chapters
 from hiraishin.report.audits import audits, gone_words, predicted_right
 from hiraishin.report.check import _bare_numbers, check_site
 from hiraishin.report.facts import Book
-from hiraishin.results import Result, ResultSet, load_receipt
+from hiraishin.results import Result, ResultSet, Unit, load_receipt
 
 FIRST = {"op": "FLASH_ATTN_EXT", "tensor": "attn-0", "weight_type": "", "weight": "", "switch": "", "backend": "CUDA0"}
 
@@ -107,6 +109,74 @@ def test_nothing_to_write_is_an_error(tmp_path: Path) -> None:
         write_audits([], tmp_path / "sent")
 
 
+def test_a_second_audit_joins_the_first_and_the_same_question_replaces_it(tmp_path: Path) -> None:
+    folder = tmp_path / "sent"
+    write_audits([as_result(made())], folder)
+    (folder / "raw").mkdir()
+    (folder / "raw" / "a.log").write_text("log", encoding="utf-8")
+    write_audits([as_result(made("patched"))], folder)
+    write_audits([as_result(replace(made(), verdict="another verdict"))], folder)
+    found = {as_report(r).about["build"]: as_report(r).verdict for r in load_receipt(folder).results}
+    assert found == {"stock": "another verdict", "patched": "a verdict"}
+    assert (folder / "raw" / "a.log").is_file()
+
+
+def _thesis(folder: Path) -> None:
+    (folder / "thesis.txt").write_text("years of work", encoding="utf-8")
+
+
+def _beside_a_receipt(folder: Path) -> None:
+    write_audits([as_result(made())], folder)
+    _thesis(folder)
+
+
+def _receipt_of_a_profile(folder: Path) -> None:
+    write_bundle(ResultSet(None, {}, [replace(as_result(made()), unit=Unit("plain", {}))], name="default"), folder)
+
+
+def _damaged(folder: Path) -> None:
+    write_audits([as_result(made())], folder)
+    (folder / "units.jsonl").write_text("", encoding="utf-8")
+
+
+def _of_another_machine(folder: Path) -> None:
+    result = as_result(made())
+    write_audits([replace(result, provenance={**result.provenance, "machine": {"cpu": "another"}})], folder)
+
+
+@pytest.mark.parametrize(
+    ("fill", "what"),
+    [
+        (_thesis, "holds thesis.txt"),
+        (_beside_a_receipt, "holds thesis.txt"),
+        (_receipt_of_a_profile, "other results than audits"),
+        (_damaged, "does not match its checksum"),
+        (_of_another_machine, "audits of another machine"),
+    ],
+)
+def test_what_a_folder_holds_is_not_removed_for_a_receipt(
+    tmp_path: Path, fill: Callable[[Path], None], what: str
+) -> None:
+    folder = tmp_path / "sent"
+    folder.mkdir()
+    fill(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(UserError, match=what):
+        write_audits([as_result(made("patched"))], folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling"])
+def test_what_is_no_folder_is_no_place_for_a_receipt(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "sent"
+    if kind == "file":
+        place.write_text("mine", encoding="utf-8")
+    else:
+        place.symlink_to(tmp_path if kind == "link" else tmp_path / "nowhere")
+    with pytest.raises(UserError, match="it is no folder"):
+        write_audits([as_result(made())], place)
+
+
 def test_a_row_says_what_was_found_what_was_predicted_and_what_each_switch_took_away(stored: list[Result]) -> None:
     stock, patched = audits(ResultSet(None, {}, stored))
     assert (stock.build, stock.classes, stock.right, stock.nature) == ("stock", "{1} {2} {5}", True, "reordered sums")
@@ -123,7 +193,11 @@ def test_predictions_are_counted_only_where_there_was_one() -> None:
     assert predicted_right(found) == (1, 2)
 
 
-@pytest.mark.parametrize("record", [{}, {"verdict": 1}, {"widths": 3}])
+ENDLESS = {"positions": 64, "differing": 1, "first_differing_kv": float("inf")}
+"""JSON has no infinity, but 1e999 is read as one."""
+
+
+@pytest.mark.parametrize("record", [{}, {"verdict": 1}, {"widths": 3}, {"widths": [ENDLESS]}])
 def test_an_audit_that_cannot_be_read_is_left_out(stored: list[Result], record: dict[str, Any]) -> None:
     broken = replace(stored[0], record={**stored[0].record, **record} if record else {})
     found = audits(ResultSet(None, {}, [broken, stored[1]]))
@@ -139,7 +213,8 @@ def test_the_chapter_of_the_gpu_shows_them_and_every_number_has_a_home(stored: l
     soup = BeautifulSoup(f"<main>{html}</main>", "html.parser")
     assert list(_bare_numbers(soup)) == []
     text = " ".join(soup.get_text().split())
-    assert "3 of 3 predictions hold" in text and "2: FLASH_ATTN_EXT (attn-0)" in text
+    assert "each of one build with one model: 3." in text and "predictions that hold: 3." in text
+    assert "2: FLASH_ATTN_EXT (attn-0)" in text
     assert "flash attention off" in text and "not to be trusted, for these controls are not zero: watching" in text
 
 

@@ -72,8 +72,8 @@ def audits(results: ResultSet) -> list[Audit]:
     for result in results.of(KIND):
         try:
             found.append(_audit(result, as_report(result)))
-        except (UserError, KeyError, TypeError, ValueError, AttributeError):
-            continue  # another version's, or not an audit at all: the receipts page lists its unit
+        except (UserError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
+            continue  # another version's, or not an audit at all: the provenance page counts its unit
     return sorted(found, key=lambda a: (a.model, a.setting, a.build != "stock", a.build))
 
 
