@@ -33,6 +33,8 @@ from hiraishin.worker import Worker
 
 EXACT, DIFFERS, UNKNOWN = 0, 1, 2
 """Exit codes: every row equal; some row differs; could not tell."""
+CACHE_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""What llama.cpp keeps keys and values in."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,21 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _check_options(options: AuditOptions) -> None:
+    """Refuse what would end in a verdict on nothing, or in the middle of native code."""
+    if not [width for width in options.widths if width > 1]:
+        raise UserError(
+            "there is no width to audit: a pass of one token is what the others are compared with", "Use --widths."
+        )
+    if max(options.widths) > options.tokens:
+        raise UserError(
+            f"a pass of {max(options.widths)} tokens does not fit in a trace of {options.tokens}",
+            "Use more --tokens, or narrower --widths.",
+        )
+    if options.kv_type not in CACHE_TYPES:
+        raise UserError(f"there is no KV type {options.kv_type!r}", f"Known: {', '.join(CACHE_TYPES)}.")
+
+
 def _build(options: AuditOptions) -> tuple[Build, int]:
     if options.lib is not None:
         build = describe_library(options.lib)
@@ -128,6 +145,7 @@ def run_audit(options: AuditOptions, echo: Echo = print) -> AuditReport:
     Raises:
         UserError: the library or model cannot be used (exit code 2).
     """
+    _check_options(options)
     build, switch = _build(options)
     model = _model(options, echo)
     chosen = select(load_prompts(options.prompt_set), [options.prompt])[0]

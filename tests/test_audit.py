@@ -151,6 +151,22 @@ def test_a_prediction_is_scored_width_by_width() -> None:
     assert not score(nothing, [[1, 2]], {2: None})["exact_widths_right"]
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"widths": ()}, "there is no width to audit"),
+        ({"widths": (1,)}, "there is no width to audit"),
+        ({"widths": (4, 16), "tokens": 8}, "a pass of 16 tokens does not fit in a trace of 8"),
+        ({"kv_type": "nope"}, "there is no KV type 'nope'"),
+    ],
+)
+def test_an_audit_of_nothing_is_refused_before_anything_is_loaded(
+    change: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=re.escape(what)):
+        run_audit(replace(AuditOptions(lib=tmp_path / "absent"), **change), echo=lambda _: None)
+
+
 def test_libraries_that_cannot_be_audited_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
