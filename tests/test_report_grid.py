@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import figures_synthetic as synthetic
@@ -76,6 +77,15 @@ def test_each_cell_has_the_runs_of_its_setting() -> None:
     assert cells[True, True, True].acceptance.striptags() == "95%"
     assert cells[True, False, True].acceptance.striptags() == "75%"
     assert (cells[True, True, True].speed.striptags(), cells[True, True, True].plain.striptags()) == ("20", "7")
+
+
+def test_a_run_that_took_no_time_has_no_speed() -> None:
+    def slow(result: Result) -> Result:
+        return replace(result, record={**result.record, "tokens_per_second": None, "plain_tokens_per_second": None})
+
+    cell = only([slow(r) if r.inputs["prompt"] == "q" else r for r in every()]).cells[0]
+    assert 'value="20.0"' in cell.speed and 'value="7.0"' in cell.plain and 'value="3"' in cell.count
+    assert 'value=""' in only([slow(r) for r in every()]).cells[0].speed
 
 
 def test_only_prompts_that_all_eight_have_count() -> None:

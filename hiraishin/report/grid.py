@@ -52,15 +52,17 @@ class Cell:
     @property
     def speed(self) -> Markup:
         """Tokens a second, the median over prompts."""
-        return self._number(
-            "tokens_per_second", statistics.median(float(r.record["tokens_per_second"]) for r in self.runs)
-        )
+        return self._median("tokens_per_second")
 
     @property
     def plain(self) -> Markup:
         """Tokens a second of plain decoding on the same arm, the median over prompts."""
-        values = [float(r.record["plain_tokens_per_second"]) for r in self.runs]
-        return self._number("plain_tokens_per_second", statistics.median(values))
+        return self._median("plain_tokens_per_second")
+
+    def _median(self, name: str) -> Markup:
+        """Of the runs that have it: one that ended with its first token took no time."""
+        values = [float(value) for r in self.runs if (value := r.record.get(name)) is not None]
+        return self._number(name, statistics.median(values) if values else None)
 
     def _number(self, name: str, value: float | None, unit: str = "") -> Markup:
         return Markup('<data class="claim" value="{}" data-claim="grid.{}" data-result="{} results">{}</data>').format(
