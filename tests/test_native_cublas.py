@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from native_fakes import PATCH, fake_llama, fake_repository, run_build, write
 
+from hiraishin import paths
 from hiraishin.errors import UserError
-from hiraishin.native import cublas, source
+from hiraishin.native import cublas, tools
 from hiraishin.native.compile import Request, build
 from hiraishin.native.tools import Tool
 
@@ -52,12 +54,26 @@ def test_the_package_lends_its_libraries_and_no_other_header(tmp_path: Path, sit
     for _ in range(2):  # a second call finds the folder there
         given = cublas.options(compiler(tmp_path / f"cuda{_}", has_cublas=False), links)
     assert given == [
-        f"-DCMAKE_CUDA_FLAGS=-I{links}",
+        f'-DCMAKE_CUDA_FLAGS=-I"{links}"',
         f"-DCUDA_cublas_LIBRARY={lent / 'lib' / 'libcublas.so.13'}",
         f"-DCUDA_cublasLt_LIBRARY={lent / 'lib' / 'libcublasLt.so.13'}",
     ]
     assert sorted(path.name for path in links.iterdir()) == ["cublas_api.h", "cublas_v2.h"]
     assert (links / "cublas_v2.h").resolve() == lent / "include" / "cublas_v2.h"
+
+
+def test_cmake_finds_the_lent_headers_in_a_folder_with_a_space(tmp_path: Path, site: Path) -> None:
+    """With the C++ compiler in nvcc's place: CMake treats the flags of all languages alike."""
+    package(site)
+    given = cublas.options(compiler(tmp_path / "cuda", has_cublas=False), tmp_path / "a folder" / "links")
+    flags = given[0].replace("CUDA_FLAGS", "CXX_FLAGS")
+    lists = "cmake_minimum_required(VERSION 3.18)\nproject(lent CXX)\nadd_library(lent STATIC lent.cpp)\n"
+    write(tmp_path / "project", {"CMakeLists.txt": lists, "lent.cpp": "#include <cublas_v2.h>\n"})
+    cmake, ninja, cxx = (tools.need(name).path for name in ("cmake", "ninja", "c++"))
+    where = ["-S", str(tmp_path / "project"), "-B", str(tmp_path / "made"), "-G", "Ninja"]
+    told = [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DCMAKE_CXX_COMPILER={cxx}", flags]
+    subprocess.run([cmake, *where, *told], check=True, capture_output=True)
+    subprocess.run([cmake, "--build", str(tmp_path / "made")], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("major", [None, 12])
@@ -99,7 +115,7 @@ def test_operator_cases_come_with_tools_and_leave_the_fingerprint(
     cases = "--- /dev/null\n+++ b/tests/test-backend-ops.cpp\n@@ -0,0 +1 @@\n+// cases\n"
     repository = fake_repository(tmp_path / "repository", {"0001-two.patch": PATCH})
     write(repository, {"patches/tests/0201-cases.patch": cases, "patches/tests/0301-fault.patch": PATCH})
-    monkeypatch.setattr(source.paths, "ROOT", repository)
+    monkeypatch.setattr(paths, "ROOT", repository)
     asked: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
         "hiraishin.native.compile._one",

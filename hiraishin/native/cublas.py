@@ -42,7 +42,8 @@ def options(nvcc: tools.Tool, folder: Path) -> list[str]:
     make_folder(folder)
     for header in headers.glob("cublas*.h"):
         (folder / header.name).symlink_to(header)
-    return [f"-DCMAKE_CUDA_FLAGS=-I{folder}", *(f"-DCUDA_{name}_LIBRARY={path}" for name, path in libraries.items())]
+    # Quoted within: a shell reads the flags again, and CMake takes off quotes around the whole.
+    return [f'-DCMAKE_CUDA_FLAGS=-I"{folder}"', *(f"-DCUDA_{name}_LIBRARY={path}" for name, path in libraries.items())]
 
 
 def _toolkit_has_it(nvcc: tools.Tool) -> bool:
