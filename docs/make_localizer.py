@@ -19,7 +19,7 @@ from hiraishin import paths
 from hiraishin.dispatch_cuda import Card, Parts, Shape, attention_path, column_path
 from hiraishin.judge import spell_classes
 from hiraishin.predict import Scored, score_receipt
-from hiraishin.report.audits import audits, gone_words
+from hiraishin.report.audits import Audit, audits, gone_words, predicted_right
 from hiraishin.results import load_receipt
 
 TARGET = paths.ROOT / "docs" / "localizer.md"
@@ -35,10 +35,15 @@ CELLS = (40, 1000)
 """Positions at which the cards' table looks: a short context and a long one."""
 
 
+def cell(text: str) -> str:
+    """Text of a receipt as a cell: names of models and tensors are whatever somebody called them."""
+    return " ".join(text.split()).replace("<", "&lt;").replace("|", "\\|")
+
+
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+    return "\n".join(lines + ["| " + " | ".join(map(cell, row)) + " |" for row in rows])
 
 
 def spelled_late(scored: list[Scored]) -> str:
@@ -75,30 +80,34 @@ def score_rows() -> list[tuple[str, ...]]:
     return rows
 
 
-def audit_rows() -> list[tuple[str, ...]]:
-    """One row an audit in a receipt."""
-    rows = []
-    for folder in sorted(paths.receipts_dir().glob("*/receipt.json")):
-        for one in audits(load_receipt(folder.parent)):
-            predicted = "" if one.right is None else "right" if one.right else f"wrong: {one.predicted}"
-            first = "; ".join(f"{width}: {operation}" for width, operation in one.operations.items() if one.differing)
-            gone = "; ".join(gone_words(one.causes)) or ("none" if one.causes else "")
-            unfused = ", ".join(f"{width}: {differing}" for width, differing in one.unfused.items())
-            differ = f"{one.differing} of {one.rows}"
-            rows.append(
-                (
-                    f"{one.model}, {one.setting}",
-                    one.build,
-                    one.classes,
-                    predicted,
-                    differ,
-                    unfused,
-                    first,
-                    gone,
-                    one.nature,
-                )
-            )
-    return rows
+def stored_audits() -> list[tuple[str, Audit]]:
+    """Every audit with the name of its receipt."""
+    folders = sorted(path.parent for path in paths.receipts_dir().glob("*/receipt.json"))
+    return [(folder.name, one) for folder in folders for one in audits(load_receipt(folder))]
+
+
+def audit_row(receipt: str, one: Audit) -> tuple[str, ...]:
+    """An audit as a row of the table."""
+    predicted = "" if one.right is None else "right" if one.right else f"wrong: {one.predicted}"
+    first = "; ".join(f"{width}: {operation}" for width, operation in one.operations.items() if one.differing)
+    gone = "; ".join(gone_words(one.causes)) or ("none" if one.causes else "")
+    unfused = ", ".join(f"{width}: {differing}" for width, differing in one.unfused.items())
+    noise = f"not to be trusted: {', '.join(one.noise)} not zero" if one.noise else ""
+    nature = "; ".join(filter(None, (one.nature, noise)))
+    model = f"{one.model}, {one.setting}"
+    differ = f"{one.differing} of {one.rows}"
+    return (receipt, model, one.build, one.classes, predicted, differ, unfused, first, gone, nature)
+
+
+def audited(found: list[tuple[str, Audit]]) -> str:
+    """The audits: how many were predicted and how many of those rightly, then one row each."""
+    if not found:
+        return "No receipt holds an audit."
+    right, predicted = predicted_right([one for _, one in found])
+    what = ("receipt", "model", "build", "widths with the same bits", "prediction", "rows that differ")
+    head = (*what, "without fusion, by width", "first operation, by width", "exact with", "looks like")
+    count = f"Audits: {len(found)}, predicted before they ran: {predicted}, width classes as predicted: {right}."
+    return f"{count}\n\n{table(head, (audit_row(*one) for one in found))}"
 
 
 def classes(card: Card, kv_type: str, cells: int) -> str:
@@ -128,16 +137,13 @@ def page(text: str) -> str:
         ("receipt", "build", "models and settings", "classes right", "widths", "earlier than predicted", "later"),
         score_rows(),
     )
-    head = ("model", "build", "widths with the same bits", "prediction", "rows that differ", "without fusion, by width")
-    found = audit_rows()
-    audited = table((*head, "first operation, by width", "exact with", "looks like"), found)
     cards = table(
         ("card", "cache", f"classes at position {CELLS[0]}", f"classes at position {CELLS[1]}"),
         card_rows(),
     )
     for name, made in (
         ("score", score),
-        ("audits", audited if found else "No receipt holds an audit."),
+        ("audits", audited(stored_audits())),
         ("cards", cards),
     ):
         pattern = re.compile(rf"(<!-- {name}: make_localizer.py -->\n).*?(<!-- end -->)", re.DOTALL)

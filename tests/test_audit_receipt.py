@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +192,21 @@ def test_predictions_are_counted_only_where_there_was_one() -> None:
     none = as_result(replace(made(tokens=32), prediction={"classes": [], "why": ["no model of the dispatch"]}))
     found = audits(ResultSet(None, {}, [as_result(made()), as_result(made("patched", right=False)), none]))
     assert predicted_right(found) == (1, 2)
+
+
+def test_the_localizers_page_says_whose_audit_it_is_and_predicted_only_of_those_that_were() -> None:
+    page = runpy.run_path(str(paths.ROOT / "docs" / "make_localizer.py"))
+    unpredicted = replace(
+        made("patched", model="a|b <!-- end -->"), prediction={}, controls={"watching_changed_rows": 4}
+    )
+    text = page["audited"](
+        [("one", a) for a in audits(ResultSet(None, {}, [as_result(made()), as_result(unpredicted)]))]
+    )
+    assert text.startswith("Audits: 2, predicted before they ran: 1, width classes as predicted: 1.\n\n| receipt |")
+    _, row = (line for line in text.splitlines() if line.startswith("| one |"))
+    assert "| one | a\\|b &lt;!-- end -->, f16 KV" in text and "not to be trusted: watching not zero" in text
+    assert "<!--" not in text and "| right |" in row
+    assert page["audited"]([]) == "No receipt holds an audit."
 
 
 ENDLESS = {"positions": 64, "differing": 1, "first_differing_kv": float("inf")}
