@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hiraishin import paths
 from hiraishin.dispatch_cuda import Card, Parts, Shape, attention_path, column_path
+from hiraishin.errors import UserError
 from hiraishin.judge import spell_classes
 from hiraishin.predict import Scored, score_receipt
 from hiraishin.report.audits import Audit, audits, gone_words, predicted_right
@@ -154,9 +155,13 @@ def page(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """0: written, or in step; 1: out of step."""
+    """0: written, or in step; 1: out of step; 2: a receipt is damaged."""
     before = TARGET.read_text(encoding="utf-8")
-    after = page(before)
+    try:
+        after = page(before)
+    except UserError as error:
+        print(f"docs/localizer.md cannot be made: {error}", file=sys.stderr)
+        return error.exit_code
     if "--check" in arguments:
         if before == after:
             return 0

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from hiraishin import paths
+from hiraishin.errors import UserError
+from hiraishin.results import ResultSet
 
 
 @functools.cache
@@ -67,6 +69,29 @@ def test_the_bits_of_the_fast_kernels_are_counted_not_claimed() -> None:
         bench = made["Bench"](name, prefix)
         counted = [n for here in bench.results.values() for n in here if n.startswith(prefix)]
         assert len(counted) > 20 and bench.wrong() == {}
+
+
+def test_words_that_the_data_no_longer_bear_out_are_noticed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = script("make_price.py")
+    plain = {"with": {"stock": 100.0, "patched-off": 130.0, "patched": 140.0}}
+    monkeypatch.setitem(made["main"].__globals__, "plain_decodes", lambda: plain)
+    assert made["main"](["--check"]) == 2
+    assert "the data no longer say that plain decoding does not show recorded graphs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["make_price.py", "make_localizer.py"])
+def test_a_receipt_that_cannot_be_read_is_one_line_and_leaves_the_page(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(_: Path) -> ResultSet:
+        raise UserError("the receipt sent is damaged", "Get it from its sender again.")
+
+    made = script(name)
+    monkeypatch.setitem(made["main"].__globals__, "load_receipt", damaged)
+    assert made["main"](["--check"]) == 2
+    assert capsys.readouterr().err.endswith("the receipt sent is damaged. Get it from its sender again.\n")
 
 
 def test_the_localizers_page_quotes_the_score_of_its_predictions(capsys: pytest.CaptureFixture[str]) -> None:
