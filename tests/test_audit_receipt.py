@@ -211,9 +211,10 @@ def test_the_localizers_page_says_whose_audit_it_is_and_predicted_only_of_those_
 
 ENDLESS = {"positions": 64, "differing": 1, "first_differing_kv": float("inf")}
 """JSON has no infinity, but 1e999 is read as one."""
+HUGE = {**ENDLESS, "first_differing_kv": 10**400}
 
 
-@pytest.mark.parametrize("record", [{}, {"verdict": 1}, {"widths": 3}, {"widths": [ENDLESS]}])
+@pytest.mark.parametrize("record", [{}, {"verdict": 1}, {"widths": 3}, {"widths": [ENDLESS]}, {"widths": [HUGE]}])
 def test_an_audit_that_cannot_be_read_is_left_out(stored: list[Result], record: dict[str, Any]) -> None:
     broken = replace(stored[0], record={**stored[0].record, **record} if record else {})
     found = audits(ResultSet(None, {}, [broken, stored[1]]))

@@ -87,7 +87,7 @@ def _audit(result: Result, report: AuditReport) -> Audit:
     about, prediction = report.about, report.prediction
     flash = "flash attention" if about["flash_attn"] else "no flash attention"
     start, end = int(about["prompt_tokens"]), int(about["prompt_tokens"]) + int(about["tokens"])
-    firsts = [int(e["first_differing_kv"]) for e in report.widths if e["first_differing_kv"] is not None]
+    firsts = [_count(e["first_differing_kv"]) for e in report.widths if e["first_differing_kv"] is not None]
     return Audit(
         build=str(about["build"]),
         model=_model(str(about["model"]), str(about["quant"])),
@@ -97,8 +97,8 @@ def _audit(result: Result, report: AuditReport) -> Audit:
         predicted=spell_classes(prediction["classes"]) if prediction else "",
         right=bool(prediction["score"]["classes_right"]) if prediction.get("classes") else None,
         why="; ".join(map(str, prediction.get("why", ()))),
-        rows=sum(int(e["positions"]) for e in report.widths),
-        differing=sum(int(e["differing"]) for e in report.widths),
+        rows=sum(_count(e["positions"]) for e in report.widths),
+        differing=sum(_count(e["differing"]) for e in report.widths),
         first_kv=min(firsts, default=None),
         operations={int(o["width"]): _operation(o["first"]) for o in report.operations},
         unfused={int(e["width"]): int(e["differing"]) for e in report.unfused},
@@ -107,6 +107,14 @@ def _audit(result: Result, report: AuditReport) -> Audit:
         causes=[_cause(c) for c in report.causes],
         key=result.key,
     )
+
+
+def _count(value: Any) -> int:
+    """A count as a stored audit has it; what no count can be is an audit that cannot be read."""
+    number = int(value)
+    if not 0 <= number < 1 << 53:
+        raise ValueError("no count")
+    return number
 
 
 def _model(name: str, quant: str) -> str:
