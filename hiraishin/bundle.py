@@ -51,6 +51,25 @@ def _lean(result: Result) -> pd.DataFrame | None:
     return table
 
 
+def check_place(folder: Path) -> None:
+    """Refuse a place where writing a receipt would remove something that is not of an older one.
+
+    Raises:
+        UserError: it is no folder, or a folder that holds anything but a receipt.
+    """
+    if not os.path.lexists(folder):
+        return
+    if not folder.is_dir() or folder.is_symlink():
+        raise UserError(f"cannot write the receipt {folder}: it is no folder", "Choose another --out.")
+    names = sorted(path.name for path in folder.iterdir())
+    other = [n for n in names if n not in ("receipt.json", "raw", _UNITS, _UNITS_GZ) and not n.endswith(".parquet")]
+    if other or (names and "receipt.json" not in names):
+        raise UserError(
+            f"cannot write the receipt {folder}: it holds {(other or names)[0]}, which is of no receipt",
+            "Choose another --out.",
+        )
+
+
 def write_bundle(results: ResultSet, folder: Path, *, note: str = "") -> Path:
     """Write a result set as a receipt.
 
@@ -66,6 +85,7 @@ def write_bundle(results: ResultSet, folder: Path, *, note: str = "") -> Path:
 
     if not results.results:
         raise UserError(f"there are no results of {results.name} to write", "Run the profile first.")
+    check_place(folder)
     provenances: list[Any] = []
     lines: list[str] = []
     tables: dict[str, list[pd.DataFrame]] = {}
@@ -170,9 +190,14 @@ def read_bundle(folder: Path) -> ResultSet:
                 for number, rows in frame.groupby("_unit", sort=False):
                     groups[int(number)] = rows.drop(columns="_unit").reset_index(drop=True)  # type: ignore[arg-type]
         results = []
+        if not isinstance(head["machine"], dict):
+            raise damaged("its machine is no table")
         for number, line in enumerate(_unpacked(blobs).decode().splitlines()):
             item: Mapping[str, Any] = json.loads(line, parse_constant=_refuse)
+            if not all(isinstance(item[part], dict) for part in ("inputs", "record")):
+                raise damaged(f"unit {number} has no inputs or no record")
             unit = Unit(item["kind"], item["inputs"])
+            canonical_json(item["record"])  # refuses 1e999, which is read as infinity
             about = head["provenances"][item["provenance"]]
             results.append(Result(unit, item["record"], groups.get(number), about, unit.key))
         return ResultSet(None, head["machine"], results, name=str(head["profile"]))

@@ -271,6 +271,10 @@ def audit(
     for path in (markdown, html):
         check_writable(path, make_folders=False)
     check_writable(out)
+    if out is not None:
+        from hiraishin.audit_receipt import as_result, stored_audits, write_audits
+
+        stored_audits(out)
     with nothing_kept("an audit"):
         report = run_audit(
             AuditOptions(
@@ -295,14 +299,18 @@ def audit(
         markdown.write_text(to_markdown(report), encoding="utf-8")
     if html is not None:
         html.write_text(to_html(report), encoding="utf-8")
+    failure = None
     if out is not None:
-        from hiraishin.audit_receipt import as_result, write_audits
-
-        write_audits([as_result(report)], out)
+        try:
+            write_audits([as_result(report)], out)
+        except UserError as error:
+            failure = error  # the audit is shown all the same
     if as_json:
         _emit(report.to_json())
     else:
         print_table(report)
+    if failure is not None:
+        raise failure
     raise typer.Exit(report.exit_code)
 
 
@@ -319,6 +327,10 @@ def run(
     from hiraishin.profile import load_profile
 
     check_writable(out)
+    if out is not None:
+        from hiraishin.bundle import check_place
+
+        check_place(out)
     kinds = [k.strip() for k in only.split(",")] if only else list(runner.KINDS)
     results = runner.measure(
         load_profile(profile), kinds, quiet=as_json, echo=lambda text: print(text, file=sys.stderr)

@@ -300,7 +300,7 @@ def _why(shape: Shape, card: Card, settings: dict[str, Any], cells: int, widths:
         lines.append("attention by two products")
     elif uses_vector_kernel(shape, settings["kv_type"], padded, 1, card):
         last = max((w for w in widths if uses_vector_kernel(shape, settings["kv_type"], padded, w, card)), default=1)
-        lines.append(f"attention: vector kernel to {last} queries, tensor cores beyond")
+        lines.append(f"attention: vector kernel to {last} {'query' if last == 1 else 'queries'}, tensor cores beyond")
     else:
         lines.append("attention: tensor cores at every width")
     return lines

@@ -105,6 +105,30 @@ def test_the_command_writes_the_receipt_and_keeps_its_exit_code(
     assert as_report(result).verdict == "a verdict"
 
 
+def test_a_place_that_holds_something_else_is_refused_before_the_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hiraishin.audit.run_audit", lambda options, echo: pytest.fail("it ran"))
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    for verb in (["audit"], ["run", "quick"]):
+        with pytest.raises(UserError, match=r"mine\.txt"):
+            app([*verb, "--out", str(tmp_path)], standalone_mode=False)
+    assert (tmp_path / "mine.txt").is_file()
+
+
+def test_an_audit_that_cannot_be_stored_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> Path:
+        raise UserError("cannot write the receipt: No space left on device")
+
+    monkeypatch.setattr("hiraishin.audit.run_audit", lambda options, echo: made())
+    monkeypatch.setattr("hiraishin.audit_receipt.write_bundle", full)
+    with pytest.raises(UserError, match="No space left"):
+        app(["audit", "--json", "--out", str(tmp_path / "sent")], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["verdict"] == "a verdict"
+
+
 def test_nothing_to_write_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there are no results of audit to write"):
         write_audits([], tmp_path / "sent")

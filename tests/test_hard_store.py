@@ -137,6 +137,33 @@ def packed(receipt: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_bundle(load_receipt(receipt), receipt.parent / "packed")
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("inputs", "[]"), ("inputs", "null"), ("record", "[1]"), ("record", "null"), ("record", '{"n":1e999}')],
+)
+def test_a_unit_without_inputs_or_a_record_is_refused(receipt: Path, part: str, value: str) -> None:
+    units = receipt / "units.jsonl"
+    changed = [{**json.loads(line), part: "here"} for line in units.read_text(encoding="utf-8").splitlines()]
+    units.write_text("".join(json.dumps(u).replace('"here"', value) + "\n" for u in changed), encoding="utf-8")
+    head = json.loads((receipt / "receipt.json").read_text(encoding="utf-8"))
+    head["sha256"]["units.jsonl"] = hashlib.sha256(units.read_bytes()).hexdigest()
+    (receipt / "receipt.json").write_text(json.dumps(head), encoding="utf-8")
+    with pytest.raises(UserError, match="is damaged"):
+        load_receipt(receipt)
+
+
+@pytest.mark.parametrize("where", [".", "sent"])
+def test_a_folder_that_holds_something_else_is_not_replaced_by_a_receipt(
+    tmp_path: Path, where: str, receipt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    (folder / "sent" / "below").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match="which is of no receipt"):
+        write_bundle(load_receipt(receipt), Path(where))
+    assert (folder / "sent" / "below").is_dir()
+
+
 def test_many_units_are_compressed_and_read_as_the_same_results(receipt: Path, packed: Path) -> None:
     assert (packed / "units.jsonl.gz").is_file() and not (packed / "units.jsonl").exists()
     plain, small = load_receipt(receipt), load_receipt(packed)
