@@ -17,8 +17,8 @@ MAX_BYTES = 16 << 20
 def import_receipt(folder: Path, *, into: Path | None = None) -> Path:
     """Check a receipt folder and copy its sound units into ``data/receipts``.
 
-    Every file must pass its checksum; only the files that ``receipt.json`` names, itself, and ``raw/*.log`` are
-    taken, so nothing that could run comes along.
+    Every file must pass its checksum; only the files that ``receipt.json`` names, itself, and the logs and
+    Markdown of ``raw/`` are taken, so nothing that could run comes along.
 
     Args:
         folder: what ``hiraishin run --out`` wrote.
@@ -51,7 +51,7 @@ def import_receipt(folder: Path, *, into: Path | None = None) -> Path:
     (target / "receipt.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for name in about["sha256"]:
         shutil.copyfile(folder / name, target / name)
-    for log in (folder / "raw").glob("*.log"):
+    for log in (path for kind in ("*.log", "*.md") for path in (folder / "raw").glob(kind)):
         (target / "raw").mkdir(exist_ok=True)
         shutil.copyfile(log, target / "raw" / log.name)
     return target

@@ -76,7 +76,11 @@ def stored() -> list[Result]:
 def test_a_receipt_of_audits_is_read_back_and_imported(tmp_path: Path, stored: list[Result]) -> None:
     folder = write_audits(stored, tmp_path / "sent")
     assert {path.name for path in folder.iterdir()} == {"receipt.json", "units.jsonl"}
+    (folder / "raw").mkdir()
+    for name in ("a.log", "a.md", "a.py"):
+        (folder / "raw" / name).write_text(name, encoding="utf-8")
     added = import_receipt(folder, into=tmp_path / "receipts")
+    assert sorted(path.name for path in (added / "raw").iterdir()) == ["a.log", "a.md"]
     found = load_receipt(added)
     assert found.name == "audit" and [r.kind for r in found.results] == ["audit", "audit"]
     assert as_report(found.results[1]).verdict == "a verdict"
