@@ -90,7 +90,9 @@ def stored_audits() -> list[tuple[str, Audit]]:
 def audit_row(receipt: str, one: Audit) -> tuple[str, ...]:
     """An audit as a row of the table."""
     predicted = "" if one.right is None else "right" if one.right else f"wrong: {one.predicted}"
-    first = "; ".join(f"{width}: {operation}" for width, operation in one.operations.items() if one.differing)
+    first = "; ".join(
+        f"{widths}: {operation}" for widths, operation in one.widths_by_operation.items() if one.differing
+    )
     gone = "; ".join(gone_words(one.causes)) or ("none" if one.causes else "")
     unfused = ", ".join(f"{width}: {differing}" for width, differing in one.unfused.items())
     noise = f"not to be trusted: {', '.join(one.noise)} not zero" if one.noise else ""

@@ -211,6 +211,8 @@ def test_a_row_says_what_was_found_what_was_predicted_and_what_each_switch_took_
     assert (stock.build, stock.classes, stock.right, stock.nature) == ("stock", "{1} {2} {5}", True, "reordered sums")
     assert stock.model == "synthetic-small.Q4_K_M" and stock.setting == "f16 KV, flash attention, positions 96 to 160"
     assert stock.operations == {2: "FLASH_ATTN_EXT (attn-0)"} and stock.first_kv == 101
+    several = replace(stock, operations={2: "A", 3: "A", 5: "B", 9: "A"})
+    assert several.widths_by_operation == {"2, 3, 9": "A", "5": "B"}
     assert (stock.rows, stock.differing, patched.differing, patched.first_kv) == (128, 18, 0, None)
     assert gone_words(stock.causes) == ["flash attention off at 2"] and stock.causes[0].stays == [5]
     assert 'value="18"' in stock.number("differing")

@@ -58,6 +58,14 @@ class Audit:
     causes: list[Cause]
     key: str
 
+    @property
+    def widths_by_operation(self) -> dict[str, str]:
+        """Each first operation once: the watched widths where a difference starts in it, in words."""
+        found: dict[str, list[int]] = {}
+        for width, operation in self.operations.items():
+            found.setdefault(operation, []).append(width)
+        return {", ".join(map(str, widths)): operation for operation, widths in found.items()}
+
     def number(self, name: str) -> Markup:
         """``rows``, ``differing`` or ``first_kv`` as an element that names the result."""
         value = getattr(self, name)
