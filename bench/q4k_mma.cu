@@ -3,7 +3,7 @@
 // tensor cores. Every variant is compared with the one-column kernel bit for bit, then timed. See docs/price.md.
 // Build: nvcc -O3 -std=c++17 -use_fast_math -gencode=arch=compute_90,code=sm_90 -o q4k_mma q4k_mma.cu
 // Run:   ./q4k_mma [K] [rows] [matrices]     Output on an H200: data/compiled/q4k_mma-h200.txt
-#include "q4k_oracle.cuh"
+#include "q4k_half.cuh"
 // ---- the candidate
 // Packed columns, for a block of 256 values, an n tile of 8 columns and a group j of 4 slots (64 values): 832 bytes (1344 with
 // halves): B: per lane (column g, quarter t) 4 slots of {slice 0: 2 values, slice 1: 2 values}; e[slot][column]{slice 0, 1}; d[column]{0, 1}.
@@ -20,18 +20,8 @@ template<bool BH> __global__ void pack(const bq8*y,char*P,int nb,int nt,int C){
     else { uint8_t*u=(uint8_t*)(p+(n*4+t)*16+sl*4); for(int k=0;k<2;k++){ u[2*k]=yy[k].qs[o]+128;u[2*k+1]=yy[k].qs[o+1]+128; } } }
   char*q=p+(BH?1024:512); ((float2*)q)[sl*8+n]=make_float2(e[0],e[1]); if(sl==0)((float2*)(q+256))[n]=make_float2(d[0],d[1]);
 }
-__device__ __forceinline__ void cpa(unsigned s,const void*g){ asm volatile("cp.async.cg.shared.global [%0],[%1],16;"::"r"(s),"l"(g)); }
-__device__ __forceinline__ void commit(){ asm volatile("cp.async.commit_group;"); }
 __device__ __forceinline__ void waitg(int n){ switch(n){ case 0: asm volatile("cp.async.wait_group 0;"); break; case 1: asm volatile("cp.async.wait_group 1;"); break; case 2: asm volatile("cp.async.wait_group 2;"); break;
   case 3: asm volatile("cp.async.wait_group 3;"); break; case 4: asm volatile("cp.async.wait_group 4;"); break; case 5: asm volatile("cp.async.wait_group 5;"); break; case 6: asm volatile("cp.async.wait_group 6;"); break; default: asm volatile("cp.async.wait_group 7;"); } }
-__device__ __forceinline__ unsigned h2fma(unsigned a,unsigned b,unsigned c){ unsigned d; asm("fma.rn.f16x2 %0,%1,%2,%3;":"=r"(d):"r"(a),"r"(b),"r"(c)); return d; }
-__device__ __forceinline__ unsigned h2mul(unsigned a,unsigned b){ unsigned d; asm("mul.rn.f16x2 %0,%1,%2;":"=r"(d):"r"(a),"r"(b)); return d; }
-__device__ __forceinline__ unsigned h2add(unsigned a,unsigned b){ unsigned d; asm("add.rn.f16x2 %0,%1,%2;":"=r"(d):"r"(a),"r"(b)); return d; }
-__device__ __forceinline__ float b2f(unsigned w,unsigned sel){ return __uint_as_float(__byte_perm(w,0x4B000000u,sel))-8388608.f; }
-__device__ __forceinline__ void mma8(float*p,unsigned a0,unsigned a1,unsigned b){
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%7,%7,%7};":"=f"(p[0]),"=f"(p[1]),"=f"(p[2]),"=f"(p[3]):"r"(a0),"r"(a1),"r"(b),"f"(0.f)); }
-// half2 constants
-constexpr unsigned H_1024N=0xE400E400u, H_64N=0xD400D400u, H_16TH=0x2C002C00u, H_1152N=0xE480E480u;
 // NT: n tiles of 8 columns; W: warps a block; four warps (one for each j) make a tile of 16 rows and share a ring of D stages, each one
 // block of 256 weights of those rows.
 template<int NT,int W,int D,bool BH> __launch_bounds__(32*W,1) __global__ void mma(const bq4*__restrict__ x,const char*__restrict__ P,float*__restrict__ dst,int nb,int nrows,int ncols,unsigned K64){

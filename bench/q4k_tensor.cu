@@ -7,7 +7,7 @@
 // Build: nvcc -O3 -std=c++17 -use_fast_math -gencode=arch=compute_90,code=sm_90 -o q4k_tensor q4k_tensor.cu
 // Run:   ./q4k_tensor [K] [rows] [matrices]     Output on an H200: data/compiled/q4k_tensor-h200.txt
 #include <type_traits>
-#include "q4k_oracle.cuh"
+#include "q4k_half.cuh"
 // Packed columns, for a block of 256 values, a group j of 64 values and a tile n of 8 columns: 832 bytes.
 // values: per lane (column g, quarter t) and slot {slice 0: 2 values, slice 1: 2 values} + 128; e[slot][column]{2 slices}; d[column]{2}
 constexpr int CHK=832;
@@ -20,16 +20,7 @@ template<int NT> __global__ void pack(const bq8*y,char*P,int nb,int C){ // a thr
   for(int t=0;t<4;t++){ int o=(t>>1)*16+4*sl+2*(t&1); uint8_t*u=(uint8_t*)(p+(n*4+t)*16+sl*4); for(int k=0;k<2;k++){ u[2*k]=yy[k].qs[o]+128;u[2*k+1]=yy[k].qs[o+1]+128; } }
   char*q=p+512; ((float2*)q)[sl*8+n]=make_float2(e[0],e[1]); if(sl==0)((float2*)(q+256))[n]=make_float2(d[0],d[1]);
 }
-__device__ __forceinline__ void cpa(unsigned s,const void*g){ asm volatile("cp.async.cg.shared.global [%0],[%1],16;"::"r"(s),"l"(g)); }
-__device__ __forceinline__ void commit(){ asm volatile("cp.async.commit_group;"); }
 template<int n> __device__ __forceinline__ void waitg(){ asm volatile("cp.async.wait_group %0;"::"n"(n):"memory"); }
-__device__ __forceinline__ unsigned h2fma(unsigned a,unsigned b,unsigned c){ unsigned d; asm("fma.rn.f16x2 %0,%1,%2,%3;":"=r"(d):"r"(a),"r"(b),"r"(c)); return d; }
-__device__ __forceinline__ unsigned h2mul(unsigned a,unsigned b){ unsigned d; asm("mul.rn.f16x2 %0,%1,%2;":"=r"(d):"r"(a),"r"(b)); return d; }
-__device__ __forceinline__ unsigned h2add(unsigned a,unsigned b){ unsigned d; asm("add.rn.f16x2 %0,%1,%2;":"=r"(d):"r"(a),"r"(b)); return d; }
-__device__ __forceinline__ float b2f(unsigned w,unsigned sel){ return __uint_as_float(__byte_perm(w,0x4B000000u,sel))-8388608.f; }
-__device__ __forceinline__ void mma8(float*p,unsigned a0,unsigned a1,unsigned b){
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%7,%7,%7,%7};":"=f"(p[0]),"=f"(p[1]),"=f"(p[2]),"=f"(p[3]):"r"(a0),"r"(a1),"r"(b),"f"(0.f)); }
-constexpr unsigned H_1024N=0xE400E400u, H_64N=0xD400D400u, H_16TH=0x2C002C00u, H_1152N=0xE480E480u;
 // HALF: of the last tile of columns only the even ones are used (9 to 12 columns).
 template<int NT,bool HALF,int G,int D> __launch_bounds__(128*G,1) __global__ void tensor(const bq4*__restrict__ x,const char*__restrict__ P,float*__restrict__ dst,int nb,int nrows,int ncols,unsigned K64){
   extern __shared__ __align__(16) char sm[];

@@ -121,3 +121,11 @@ def test_a_test_that_was_renamed_is_missed(tmp_path: Path) -> None:
     tests = made["tests_of"](tmp_path)
     assert tests == {"results::a": {"slow", "hard"}}
     assert "results::any_plain_value_survives_the_store" in made["unknown"](tests)
+
+
+def test_the_counts_of_operator_tests_on_a_gpu_are_those_of_their_record() -> None:
+    record = (paths.ROOT / "data" / "compiled" / "op-tests-h200.txt").read_text(encoding="utf-8")
+    told = (paths.ROOT / "patches" / "cuda.md").read_text(encoding="utf-8")
+    table = told.partition("## Operator tests on an H200")[2].partition("\n## ")[0].replace(",", "")
+    counts = re.findall(r"^\|.*\| (\d+) of (\d+) \|$", table, re.MULTILINE)
+    assert sorted(counts) == sorted(re.findall(r"^(\d+)/(\d+) tests passed", record, re.MULTILINE))
